@@ -16,6 +16,7 @@ from penstock.client.content import (
     SentMessage,
     SentMessages,
 )
+from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
 from penstock.client.queue_settings import QueueSettings
@@ -40,6 +41,7 @@ from penstock.core.errors import (
     InvalidName,
     InvalidRequest,
     LeaseTooLong,
+    MessageNotFound,
     MessageTooLarge,
     NoCommonVersion,
     NotFound,
@@ -110,6 +112,8 @@ __all__ = [
     "Listener",
     "ListenerMetrics",
     "Message",
+    "MessageLife",
+    "MessageNotFound",
     "MessageTooLarge",
     "NoCommonVersion",
     "NotFound",

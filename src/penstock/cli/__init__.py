@@ -21,6 +21,10 @@ SECTIONS = {
         "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
         "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
         "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
+        "explain": Place("penstock.cli.explain:explain", "Tell the whole life of a message, by its id."),
+        "message": Place(
+            "penstock.cli.explain:single_messages", "Delete, release and reschedule messages by id: no lease is needed."
+        ),
         "redrive": Place("penstock.cli.queues:redrive", "Move dead letters back to where they failed."),
     },
     "Queues": {
@@ -41,9 +45,9 @@ SECTIONS = {
         "import": Place("penstock.cli.transfer:import_queues", "Bring an export into a directory or a server."),
         "outbox": Place("penstock.cli.outbox:outboxes", "Move messages from a database's outbox to queues."),
         "pipeline": Place("penstock.cli.pipelines:pipelines", "Run pipelines on Spark: queues to queues and tables."),
-        "sql": Place("penstock.cli.pipelines:sql", "Ask queues in SQL, on Spark."),
+        "sql": Place("penstock.cli.pipelines:sql", "Query queues in SQL, on Spark."),
     },
-    "To begin with": {
+    "First steps": {
         "demo": Place("penstock.demo:demo", "Send, receive, fail, retry and redrive on a temporary directory."),
     },
 }

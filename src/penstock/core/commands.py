@@ -565,8 +565,8 @@ class Settled(msgspec.Struct):
     """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
 
 
-class Ack(Command):
-    """The work is done. Replies with `Settled`."""
+class _FirstAck(Command):
+    """`Ack` as it was first. What comes later comes last, and builds before pass over it while it says nothing."""
 
     traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
 
@@ -577,6 +577,13 @@ class Ack(Command):
     """Messages named by their receipts, besides those in `spans`."""
     patient: bool = False
     """The reply is not urgent: it may be left for some milliseconds, to be committed with something else."""
+
+
+class Ack(_FirstAck, kw_only=True):
+    """The work is done. Replies with `Settled`."""
+
+    in_time: bool = False
+    """Only while the lease lasts. Without it, an ack that comes late counts if nobody else has got the message."""
 
 
 class AckSequences(Command):
@@ -651,8 +658,8 @@ class GiveBack(Command):
     if the store crashed before it had written the first lease."""
 
 
-class Extend(Command):
-    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+class _FirstExtend(Command):
+    """`Extend` as it was first."""
 
     traits = Traits(
         reply=Settled,
@@ -675,6 +682,14 @@ class Extend(Command):
     def repeat(self) -> Repeat:
         """What was given back cannot be given back again."""
         return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
+
+
+class Extend(_FirstExtend, kw_only=True):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
+    late: bool = False
+    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
+    somebody else has by now stays with him for so long."""
 
 
 class AlreadyDone(msgspec.Struct, tag=True):
@@ -961,6 +976,49 @@ class EndSession(Command):
     error: str = "session ended"
 
 
+class HeldLeases(NamedTuple):
+    """Messages that a session holds in one channel."""
+
+    queue: str
+    channel: str
+    count: int
+    since_ms: int
+    """When the oldest of them was handed out."""
+    until_ms: int
+    """When the first lease ends."""
+
+
+class SessionInfo(msgspec.Struct):
+    """A session, and what it holds."""
+
+    session: int
+    """0: leases of nobody in particular."""
+    name: str = ""
+    ttl_ms: int | None = None
+    seen_ms: int = 0
+    """The last sign of life; 0 for session 0."""
+    connection: str = ""
+    """Where its connection is, if that can be another process."""
+    is_bound: bool = False
+    """It is a connection, and ends with it."""
+    leases: list[HeldLeases] = []
+
+
+class ListSessions(Command):
+    """Who holds leases: sessions by number, with what each holds where. Replies with a list of `SessionInfo`.
+
+    What is held by no session comes as session 0.
+    """
+
+    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD)
+
+    queue: str | None = None
+    """Only who holds leases in this queue, and those."""
+    after: int = -1
+    """Only sessions with a higher number."""
+    limit: int = 1_000
+
+
 class Records(msgspec.Struct):
     """Runs in sequence order, and the offset to go on from."""
 
@@ -1110,7 +1168,19 @@ class Seen(msgspec.Struct):
         return self.chunk.base + self.index
 
 
-class Browse(Command):
+class _FirstBrowse(Command):
+    """`Browse` as it was first: other builds read its fields by their position."""
+
+    queue: str
+    channel: str = MAIN
+    after: int = -1
+    limit: int = 100
+    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
+    contains: bytes | None = None
+    """Only messages whose body holds these bytes."""
+
+
+class Browse(_FirstBrowse, kw_only=True):
     """Messages with their state in a channel, in sequence order, without consuming. Replies with `list[Seen]`."""
 
     traits = Traits(
@@ -1123,13 +1193,108 @@ class Browse(Command):
         has_messages=True,
     )
 
+    end: int | None = None
+    """Only messages before this sequence number."""
+
+
+class ChannelLife(msgspec.Struct):
+    """Where a message stands in one channel, and what happened to it there."""
+
+    channel: str
+    state: State
+    attempts: int = 0
+    deadline_ms: int = 0
+    """When the lease ends, or the message comes due; 0 when it is neither leased nor delayed."""
+    received_ms: int = 0
+    """When it was handed out last; 0: not yet, or that is not known any more."""
+    first_ms: int = 0
+    """When it was handed out first."""
+    session: int = 0
+    """Who holds it; 0: nobody in particular."""
+    holder: str = ""
+    """The name of that session."""
+    failures: list[Failure] = []
+
+
+class Life(msgspec.Struct):
+    """A message with all that is known of it."""
+
     queue: str
+    queue_id: int
+    sequence: int
+    sent_ms: int
+    body: bytes
+    attributes: bytes | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    origin: bytes | None = None
+    """Where it was before, as `penstock.core.queues.origin.Origin` is stored."""
+    priority: int = 0
+    due_ms: int = 0
+    """When it was to be delivered first, if it was sent with a delay."""
+    channels: list[ChannelLife] = []
+
+
+class LookUp(Command):
+    """Messages by sequence number, with where each stands in every channel. Replies with a list of `Life`.
+
+    What is not there any more (done in every channel, or gone by retention) is left out.
+    """
+
+    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
+
+    queue: str
+    sequences: list[int]
+
+
+class NameQueue(Command):
+    """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
+
+    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    queue_id: int
+
+
+class Changed(msgspec.Struct):
+    """What became of messages that an operator named: those that are not in `missing` are as he wants them."""
+
+    count: int
+    missing: list[int] = []
+    """Sequence numbers of messages that are not there, are done, or are held for a unit of work."""
+
+
+class DeleteMessages(Command):
+    """Messages are done, whoever holds them and however far ahead they wait. Replies with `Changed`.
+
+    In one channel, or in all of them. A message is missing if no channel had it.
+    """
+
+    traits = Traits(
+        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS
+    )
+
+    queue: str
+    sequences: list[int]
+    channel: str | None = None
+    """None: every channel."""
+
+
+class RescheduleMessages(Command):
+    """Messages come due at another time. Replies with `Changed`.
+
+    What is leased is released first: its delivery has failed. With `due_ms` 0, or in the past, they are ready now.
+    """
+
+    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS)
+
+    queue: str
+    sequences: list[int]
     channel: str = MAIN
-    after: int = -1
-    limit: int = 100
-    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
-    contains: bytes | None = None
-    """Only messages whose body holds these bytes."""
+    due_ms: int = 0
+    error: str = "released by an operator"
+    """What the failed delivery of a leased message is remembered with."""
+    delay_ms: int | None = None
+    """How long from now, instead of `due_ms`."""
 
 
 class RedriveTask(msgspec.Struct):
@@ -1153,12 +1318,12 @@ class RedriveTask(msgspec.Struct):
     end: int = 0
     paced_ms: int = 0
     """Up to when its rate is used up."""
+    match_group: str | None = None
+    discard: bool = False
 
 
-class StartRedrive(Command):
-    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
-
-    traits = Traits(reply=RedriveTask, queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+class _FirstStartRedrive(Command):
+    """`StartRedrive` as it was first."""
 
     queue: str
     target: str | None = None
@@ -1167,6 +1332,17 @@ class StartRedrive(Command):
     error: str | None = None
     """Only dead letters one of whose reported errors holds this text."""
     per_second: int | None = None
+
+
+class StartRedrive(_FirstStartRedrive, kw_only=True):
+    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
+
+    traits = Traits(reply=RedriveTask, queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+
+    group: str | None = None
+    """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
+    discard: bool = False
+    """Delete the messages, instead of moving them."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""
@@ -1191,5 +1367,44 @@ class ListRedrives(Command):
     queue: str | None = None
 
 
-COMMANDS: tuple[type[Command], ...] = tuple(Command.__subclasses__())
+def _declared(kind: type[Command]) -> Iterator[type[Command]]:
+    """The commands that derive from one: of those that have got more fields since, the last form."""
+    for each in kind.__subclasses__():
+        yield from list(_declared(each)) or [each]
+
+
+COMMANDS: tuple[type[Command], ...] = tuple(_declared(Command))
 """Every command of the core, in the order in which they stand here."""
+
+
+What = Literal["sent", "received", "acked", "released", "expired", "returned", "dead", "passed"]
+
+
+class MessageEvent(NamedTuple):
+    """One thing that happened to a run of messages of one queue.
+
+    >>> MessageEvent("acked", "orders", "main", first=10, messages=5, at_ms=1_500, sent_ms=1_000).last
+    14
+    """
+
+    what: What
+    """`passed`: a reader that goes by offset has moved its channel on. `returned`: a delivery that never arrived."""
+    queue: str
+    channel: str
+    """Empty for what is sent: that is for every channel."""
+    first: int
+    """The first sequence number; -1 where the run is not known (`passed`)."""
+    messages: int
+    at_ms: int
+    sent_ms: int = 0
+    """When the messages were sent; 0 where that is not known."""
+    attempt: int = 0
+    size: int = 0
+    """Bytes, of what is sent or received."""
+    session: str = ""
+    error: str = ""
+
+    @property
+    def last(self) -> int:
+        """The last sequence number."""
+        return self.first + self.messages - 1

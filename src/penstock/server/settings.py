@@ -36,6 +36,7 @@ _UNKNOWN_SECRET_BYTES = 32
 _EMPTY = {
     "secret_key": "neither the access key nor the secret",
     "token": "neither the access key nor the token",
+    "password": "neither the user nor the password",
     "secret": "no secret",
 }
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -78,7 +79,7 @@ class ServerSettings(_Section, frozen=True):
     workers: Annotated[
         int,
         Setting(
-            "How many processes serve the queues. It is fixed when the directory is first served by more than one.",
+            "How many processes serve the queues. A directory that was served by more than one keeps that number.",
             1,
             WORKERS_MAX,
             flag="--workers",
@@ -97,9 +98,7 @@ class ServerSettings(_Section, frozen=True):
         list[str],
         Setting("Names by which clients reach the server, besides localhost, addresses and `host`.", flag="--hosts"),
     ] = []
-    insecure: Annotated[bool, Setting("Serve other machines although there are no credentials.", flag="--insecure")] = (
-        False
-    )
+    insecure: Annotated[bool, Setting("Serve other machines without credentials.", flag="--insecure")] = False
     tls_certificate: Annotated[str | None, Setting("A PEM file. With it and `tls_key`, every port speaks TLS.")] = None
     tls_key: Annotated[str | None, Setting("The PEM file of its key.")] = None
     commit_in_thread: Annotated[
@@ -167,12 +166,19 @@ class SqsSettings(_Section, frozen=True):
         Literal["aws", "strict", "relaxed"],
         Setting(
             "`aws`: AWS's limits. `strict`: also its pauses of 60 seconds after DeleteQueue and PurgeQueue. `relaxed`: "
-            "what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can.",
+            "sizes, waits and batch entries are limited by Penstock alone, far above AWS.",
             flag="--sqs-limits",
         ),
     ] = "aws"
     region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
     account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
+    accounts: Annotated[
+        Literal["one", "many"],
+        Setting(
+            "`one`: every caller sees the same queues. `many`: every account has queues of its own in every region.",
+            flag="--sqs-accounts",
+        ),
+    ] = "one"
     auto_create: Annotated[
         bool, Setting("Create a queue when it is first used, instead of saying that it does not exist.")
     ] = False
@@ -277,7 +283,7 @@ class NsqSettings(_Section, frozen=True):
     handshake: list[HandshakeRule] = []
     lookup: Annotated[
         list[str],
-        Setting("HOST:TCPPORT of lookup services that are told of our topics.", flag="--lookup"),
+        Setting("HOST:TCPPORT of a lookup service with which the server registers its topics.", flag="--lookup"),
     ] = []
     lookup_heartbeat_s: Annotated[
         float, Setting("How often each of them hears that we are alive, and how much waits here.", above=0)
@@ -320,7 +326,9 @@ class LookupSettings(_Section, frozen=True):
     ] = False
     inactive_producer_timeout_s: Annotated[
         float,
-        Setting("A node that is silent for so long is no longer named.", above=0, flag="--inactive-producer-timeout"),
+        Setting(
+            "A node that is silent for this long is no longer listed.", above=0, flag="--inactive-producer-timeout"
+        ),
     ] = 300.0
     tombstone_lifetime_s: Annotated[
         float, Setting("How long a tombstone hides a node's topic.", above=0, flag="--tombstone-lifetime")
@@ -413,6 +421,41 @@ class MetricsSettings(_Section, frozen=True):
             raise InvalidSettings("[metrics] always has an empty pattern: name a queue, or use * as in orders-*")
 
 
+class HistorySettings(_Section, frozen=True):
+    """Rates and depths of the last 14 days, in a small file in the data directory: the console's charts."""
+
+    enabled: Annotated[bool, Setting("Whether they are kept.")] = True
+    queues: Annotated[
+        int, Setting("So many queues have charts of their own, the busiest ones. All together always have.", 0, 500)
+    ] = 50
+
+
+class ConsoleSettings(_Section, frozen=True):
+    """What the console's page may do and see. What a person may is said by the credentials."""
+
+    read_only: Annotated[bool, Setting("The page may look, and change nothing.", live=True)] = False
+    mask: Annotated[
+        list[str], Setting("Regular expressions. What matches in bodies and attributes is shown as `•••` to who looks.")
+    ] = []
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for pattern in self.mask:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InvalidSettings(
+                    f"[console] mask has {pattern!r}, which is no regular expression: {error}"
+                ) from None
+
+
+class AuditSettings(_Section, frozen=True):
+    """The audit log: who changed what, and when, over REST, the websocket and the console. See docs/console.md."""
+
+    enabled: Annotated[bool, Setting("Whether it is kept, as `audit.jsonl` in the data directory.")] = True
+    bytes_max: Annotated[int, Setting("The oldest half goes beyond this.", 64 * 1024)] = 16 * 1024 * 1024
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -445,7 +488,7 @@ class EventSettings(_Section, frozen=True):
 class ClusterSettings(_Section, frozen=True):
     """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
 
-    name: Annotated[str, Setting("The cluster's name: all its nodes say the same.", flag="--cluster")] = "penstock"
+    name: Annotated[str, Setting("The cluster's name, the same for all its nodes.", flag="--cluster")] = "penstock"
     shards: Annotated[
         int,
         Setting(
@@ -457,7 +500,7 @@ class ClusterSettings(_Section, frozen=True):
     prefix: Annotated[str | None, Setting("What the names of the topics begin with. None: the cluster's name.")] = None
     node: Annotated[
         str | None,
-        Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
+        Setting("This node's name, unique in the cluster. None: the name of the machine.", flag="--node"),
     ] = None
     link_host: Annotated[str, Setting("The address at which the other nodes reach this one.")] = "127.0.0.1"
     link_port: Annotated[
@@ -628,7 +671,14 @@ class CredentialSettings(_Section, frozen=True):
     token_file: str | None = None
     name: str | None = None
     """Whom the key stands for, in logs and as SQS's SenderId."""
+    account: str | None = None
+    """Its AWS account, 12 digits, where SQS has many of them."""
     allow: list[Allowance] | None = None
+    user: str | None = None
+    """A name that a person logs in with at the console, beside the access key."""
+    password: str | None = None
+    password_env: str | None = None
+    password_file: str | None = None
 
     def __repr__(self) -> str:
         return f"CredentialSettings({self.access_key!r})"
@@ -671,6 +721,9 @@ class Settings(_Section, frozen=True):
     rest: RestSettings = RestSettings()
     websocket: WebsocketSettings = WebsocketSettings()
     metrics: MetricsSettings = MetricsSettings()
+    history: HistorySettings = HistorySettings()
+    console: ConsoleSettings = ConsoleSettings()
+    audit: AuditSettings = AuditSettings()
     log: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -744,12 +797,13 @@ class Settings(_Section, frozen=True):
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
-        if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
+        if not is_account(self.sqs.account):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
         self.sns.check()
         self._check_nsq()
         self._check_rest()
         self.metrics.check()
+        self.console.check()
         self._check_events()
         self._check_queues()
         self._check_exposure()
@@ -819,6 +873,7 @@ class Settings(_Section, frozen=True):
         """The credentials, with their secrets fetched from where they are kept."""
         found: dict[str, Credential] = {}
         tokens: set[str] = set()
+        users: set[str] = set()
         for each in self.credentials:
             if each.access_key in found:
                 raise InvalidSettings(f"the access key {each.access_key!r} is there twice")
@@ -827,6 +882,10 @@ class Settings(_Section, frozen=True):
                 if credential.token.reveal() in tokens:
                     raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
                 tokens.add(credential.token.reveal())
+            if credential.user is not None:
+                if credential.user in users or credential.user in found:
+                    raise InvalidSettings(f"the user {credential.user!r} is there twice, or is an access key as well")
+                users.add(credential.user)
         return Credentials(found.values())
 
 
@@ -834,6 +893,15 @@ SECTIONS: dict[str, type[_Section]] = {
     name: struct for name, struct in typing.get_type_hints(Settings).items() if isinstance(struct, type)
 }
 """The tables of penstock.toml that are there once, by their names."""
+
+
+def is_account(text: str) -> bool:
+    """Whether a text can be the number of an AWS account.
+
+    >>> is_account("123456789012"), is_account("AKIAEXAMPLE")
+    (True, False)
+    """
+    return len(text) == 12 and text.isdigit() and text.isascii()
 
 
 def _need_kafka_client() -> None:
@@ -853,17 +921,23 @@ def events_config(events: EventSettings) -> QueueConfig:
 
 def _credential(settings: CredentialSettings) -> Credential:
     grants = [Grant()] if settings.allow is None else [_grant(allowance) for allowance in settings.allow]
-    principal = Principal(settings.name or settings.access_key, settings.access_key, grants)
     where = f"the credentials of {settings.access_key!r}"
+    account = settings.account or ""
+    if account and not is_account(account):
+        raise InvalidSettings(f"{where}: account is {account!r}: an account has 12 digits")
+    principal = Principal(settings.name or settings.access_key, settings.access_key, grants, account=account)
     if not settings.access_key:
         raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
     token = _kept_secret(settings, "token", where)
     secret = _kept_secret(settings, "secret_key", where)
+    password = _kept_secret(settings, "password", where)
+    if (settings.user is None) != (password is None) or settings.user == "":
+        raise InvalidSettings(f"{where}: user and password go together: give both, or neither")
     if secret is None:
-        if token is None:
+        if token is None and password is None:
             raise InvalidSettings(f"{where}: give one of secret_key, secret_key_env and secret_key_file, or a token")
         secret = Secret(os.urandom(_UNKNOWN_SECRET_BYTES).hex())  # nobody knows it: only the token opens
-    return Credential(settings.access_key, secret, principal, token)
+    return Credential(settings.access_key, secret, principal, token, settings.user, password)
 
 
 def _grant(allowance: Allowance) -> Grant:

@@ -70,6 +70,7 @@ from penstock.core.errors import PenstockError, StoreError
 from penstock.core.storage.changes import Changes
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
+from penstock.server.latencies import LatencySampler
 from penstock.server.proof import Proof
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
@@ -101,11 +102,9 @@ class Ticket(Protocol):
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery; `settle` follows when it may leave."""
-        ...
 
     def settle(self) -> None:
         """Everything taken is committed as far as it has to be: pass it on."""
-        ...
 
 
 class Call:
@@ -245,9 +244,11 @@ class Shard:
         self.outbox_listeners: list[Callable[[list[int]], None]] = []
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
+        self.latencies: LatencySampler | None = None
+        """Looks at a step now and then, if anybody wants to know how long messages take."""
         self._delivers_unsynced = False
-        self._left_early_ms = -APART_MS
-        """When something left early for the last time."""
+        self.left_early_ms = -APART_MS
+        """When something left early for the last time; below 0: nothing has."""
         self._first_session = 0
         """Sessions with lower numbers are from before this process: those that are bound are gone."""
         self.broker: Broker
@@ -295,7 +296,7 @@ class Shard:
             if self.broker.must_commit or is_overdue or (self._proof is not None and self._must_prove(step)):
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
-                if step.now_ms - self._left_early_ms < APART_MS:
+                if step.now_ms - self.left_early_ms < APART_MS:
                     step.is_apart = True
                 else:
                     step.changes = self.broker.take_changes()
@@ -368,7 +369,7 @@ class Shard:
 
     def may_step_now(self, call: Call) -> bool:
         """Whether a call sends messages that somebody is likely to get before they are committed."""
-        return self.clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
+        return self.clock.now_ms() - self.left_early_ms < APART_MS and self.may_leave_early(call)
 
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
@@ -383,7 +384,7 @@ class Shard:
             if ticket in self._subscribers and broker.may_leave_early(delivery):
                 step.early.append((ticket, delivery))
                 broker.left_early(ticket, delivery)
-                self._left_early_ms = step.now_ms
+                self.left_early_ms = step.now_ms
             else:
                 step.woken.append((ticket, delivery))
 
@@ -479,6 +480,8 @@ class Shard:
         """
         while True:
             broker, now_ms = self.broker, step.now_ms
+            if self.latencies is not None and broker.message_events is None and self.latencies.wants(now_ms):
+                broker.message_events = []
             step.parked.clear()
             try:
                 for call in self._unparked:
@@ -542,6 +545,11 @@ class Shard:
         broker = self.broker
         if self._proof is not None and self._must_prove(step):
             self._withhold(step)
+        if broker.message_events is not None:
+            if self.latencies is not None:
+                self.latencies.take(broker.message_events)
+            if self._recorder is None:
+                broker.message_events = None
         if self._recorder is not None:
             self._recorder.settle(broker, step.now_ms)
         calls = step.calls
@@ -872,7 +880,6 @@ class Shard:
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return list(self._reports)
 
     def tell_outbox(self, targets: list[int]) -> None:

@@ -31,9 +31,9 @@ from typing import Any, Protocol
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
+from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved, shard_of_id
 from penstock.cluster.catalog import Catalog, meta_of
-from penstock.cluster.routing.placement import home_of, merge_stats, tally_of
+from penstock.cluster.routing.placement import home_of, merge_stats, shards_of, tally_of
 from penstock.cluster.routing.remote_calls import RemoteCalls
 from penstock.cluster.routing.routed import Routed, ignore
 from penstock.cluster.routing.scatter_gather import QueueCalls, ScatterGather
@@ -71,7 +71,7 @@ from penstock.core.errors import (
 )
 from penstock.core.traits import Home, Repeat
 from penstock.server.clock import Clock
-from penstock.server.shard import Call, ShardClosed, Tick, give_back
+from penstock.server.shard import Call, Shard, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tally import pages_of_tallies
 from penstock.server.tasks import AsyncShard, CallbackCall
@@ -145,11 +145,9 @@ class Host(Place, Protocol):
     @property
     def served(self) -> Mapping[int, AsyncShard]:
         """They, by number, as they are now."""
-        ...
 
     async def close(self) -> None:
         """Commit what is left, end every wait, close."""
-        ...
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
@@ -229,7 +227,6 @@ class Router:
         return call.result()
 
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
-        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         kind = command.__class__
         call = Routed(command, on_settled, self, caller)
         traits = kind.traits
@@ -279,7 +276,6 @@ class Router:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         assert isinstance(call, Routed)
         call.on_settled = ignore
         if call.is_over:
@@ -355,6 +351,36 @@ class Router:
                 found.append(tally_of(await self.ask(shard, QueueStats(name=name))))
         return found
 
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process now."""
+        return [served.shard for served in self._served.values()]
+
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same, one after the other."""
+        return [(shard, await self.ask(shard, msgspec.structs.replace(command))) for shard in range(self.shards)]
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """Ask the shards that have a part of a queue."""
+        info: QueueInfo = await self.call(DescribeQueue(name=queue))
+        places = shards_of(queue, info.config.partitions, self.shards)
+        return [(shard, await self.ask(shard, msgspec.structs.replace(command))) for shard in places]
+
+    async def name_of(self, queue_id: int) -> str | None:
+        """The name of a queue by its id: its shard knows."""
+        if not 0 <= shard_of_id(queue_id) < self.shards:
+            return None
+        try:
+            info: QueueInfo = await self.call(DescribeQueue(queue_id=queue_id))
+        except QueueNotFound:
+            return None
+        return info.name
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard, by its number."""
+        if not 0 <= shard < self.shards:
+            raise InvalidRequest(f"there is no shard {shard}: they count from 0, and there are {self.shards}")
+        return await self.ask(shard, command)
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts."""
         asked: list[DescribeQueue] = [DescribeQueue(name=name) for name in names if self.unknown(name, now=now)]
@@ -370,7 +396,6 @@ class Router:
                 raise answer
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -558,7 +583,6 @@ class Router:
     # -- on the way back --
 
     def settled(self, call: Routed) -> None:
-        """A call has come back, with an error, or with something to be noted."""
         self.pending.discard(call)
         error = call.error
         if self.remote_calls.lines and not (error is not None and self._is_worth_repeating(call, error)):

@@ -51,6 +51,7 @@ from penstock.core.commands import (
     LastMark,
     ListQueues,
     ListRedrives,
+    NameQueue,
     RecallWork,
     Receive,
     RedriveTask,
@@ -100,6 +101,7 @@ class ScatterGather:
             Split.OFFSET: self.messages.by_offset,
             Split.RECORDS: self.messages.read_records,
             Split.BROWSE: self.messages.browse,
+            Split.NUMBERS: self.messages.by_numbers,
         }
 
     async def do(self, command: Command) -> Any:
@@ -158,6 +160,9 @@ class ScatterGather:
             *(self._router.ask(shard, msgspec.structs.replace(command)) for shard in range(self._router.shards))
         )
         return merge_names(pages, command.limit)
+
+    async def _name_queue(self, command: NameQueue) -> str | None:
+        return await self._router.name_of(command.queue_id)
 
     async def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
         shards: list[int] = list(range(self._router.shards))

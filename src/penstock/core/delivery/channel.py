@@ -19,13 +19,12 @@ from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.delivery.attempts import Attempts
 from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
-from penstock.core.delivery.cursor import UPCOMING_MAX, Cursor
 from penstock.core.delivery.demand import Waiter, WaitQueue
 from penstock.core.delivery.dispatch import Dispatch
 from penstock.core.delivery.groups import FifoIndex
 from penstock.core.delivery.redelivery import HORIZON_MS, LEASE_EXPIRED, Redelivery
 from penstock.core.delivery.states import Event, State, after
-from penstock.core.delivery.window import Entry, Window
+from penstock.core.delivery.window import UPCOMING_MAX, Cursor, Entry, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
@@ -105,7 +104,9 @@ class Channel:
     @property
     def ready(self) -> int:
         """Messages that could be handed out (of which FIFO may hold some back)."""
-        total = self.ahead
+        total = 0
+        for cursor in self.cursors.values():
+            total += cursor.ahead
         for window in self.windows.values():
             total += window.ready
         return total
@@ -218,8 +219,8 @@ class Channel:
     def finish(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Messages are done, and uncounted: mark them, and let the chunk go when they were the last of it."""
         entry.left -= stop - first
-        self.touch()
-        if self.wait_queue:  # there is room in flight again, and a group may be free
+        self._dirty[self] = None
+        if self.wait_queue.waiters:  # there is room in flight again, and a group may be free
             self.queue.broker.woke(self)
         if entry.left or not entry.is_whole:
             window.columns.settle(window.rows(entry, first, stop))
@@ -228,7 +229,8 @@ class Channel:
         if entry.left:
             self.write_buffer.touch(window, entry)
             return
-        self._remove(window, entry)
+        window.remove(entry)
+        self.write_buffer.forget(entry)
         self.queue.let_go(entry.key)
 
     def finish_leased(self, window: Window, entries: list[Entry]) -> None:
@@ -238,16 +240,12 @@ class Channel:
             entry.state = _ACKED[entry.state]
             entry.left = 0
         window.remove_whole(entries)
-        self.touch()
+        self._dirty[self] = None
         if self.wait_queue.waiters:
             self.queue.broker.woke(self)
         for entry in entries:
             self.write_buffer.forget(entry)
             self.queue.let_go(entry.key)
-
-    def _remove(self, window: Window, entry: Entry) -> None:
-        window.remove(entry)
-        self.write_buffer.forget(entry)
 
     # -- what sessions hold --
 
@@ -287,6 +285,24 @@ class Channel:
             count += sum(entry.count for entry in whole if entry.state == LEASED and entry.holder == session)
         return count
 
+    def leases_of(self, session: int) -> tuple[int, int, int]:
+        """How many messages a session holds, when the oldest was handed out, and when the first lease ends."""
+        count, since, until = 0, [], []
+        for window in self.windows.values():
+            if not window.leased:
+                continue
+            held = window.columns.held_by(session)
+            if len(held):
+                count += len(held)
+                since.append(int(window.columns.received_ms[held].min()))
+                until.append(int(window.columns.deadline_ms[held].min()))
+            for entry in window.entries.values():
+                if entry.is_whole and entry.state == LEASED and entry.holder == session:
+                    count += entry.count
+                    since.append(entry.received_ms)
+                    until.append(entry.deadline_ms)
+        return count, min(since, default=0), min(until, default=0)
+
     def update_wait(self, waiter: Waiter) -> None:
         """Somebody waits while it may be given something, and only then."""
         if waiter.is_open:
@@ -305,7 +321,7 @@ class Channel:
             window.spread_past(now_ms)
             due = window.columns.come_due(now_ms)
             if len(due):
-                self._come_due(window, due)
+                self.come_due(window, due)
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self.expired += len(expired)
@@ -319,7 +335,8 @@ class Channel:
             if window.earliest_ms is not None:
                 self.watch(window, window.earliest_ms)
 
-    def _come_due(self, window: Window, rows: NDArray[np.intp]) -> None:
+    def come_due(self, window: Window, rows: NDArray[np.intp]) -> None:
+        """Rows that were delayed are ready."""
         runs = list(window.entry_runs(rows, window.columns.attempts))
         for entry, first, stop in runs:
             at = entry.rows_of(first, stop)
@@ -334,6 +351,8 @@ class Channel:
             elif not self.queue.is_fifo:
                 if delivered:
                     window.offer_again(first, stop, delivered)
+                elif self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL:
+                    self.dispatch.reset_indexes()  # an operator had put it off: its group is offered it again
                 else:
                     window.offer_fresh(first, stop)
         self.queue.broker.woke(self)
@@ -403,7 +422,8 @@ class Channel:
         self.freed_rows(window, entry, entry.base, entry.stop)
         window.uncount(entry, entry.base, entry.stop)
         entry.left = 0
-        self._remove(window, entry)
+        window.remove(entry)
+        self.write_buffer.forget(entry)
         self.dispatch.reset_indexes()
         self.touch()
         self.queue.broker.woke(self)

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from penstock.core.commands import Failure, Run
 from penstock.core.delivery.columns import DELAYED, FEW, LEASED, READY, are_all
-from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.groups import FairIndex, FifoIndex
 from penstock.core.delivery.runs import neighbours
 from penstock.core.delivery.states import Event, after
-from penstock.core.delivery.window import Entry, Heap, Window
+from penstock.core.delivery.window import Cursor, Entry, Heap, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.queues.config import PRIORITY_MAX
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX
@@ -178,7 +177,7 @@ class Dispatch:
         """
         found = False
         for lane, cursor in self.channel.cursors.items():
-            if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
+            if not cursor.ahead or stop <= cursor.sequence or not self.lies_ahead(lane, cursor, first, stop):
                 continue
             while cursor.ahead and cursor.sequence < stop and self.recall_left > 0:
                 try:
@@ -199,7 +198,7 @@ class Dispatch:
         self._recalled += count
         self.recall_left -= count
 
-    def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
+    def lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
         """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
         base = max(cursor.sequence, first - CHUNK_MESSAGES_MAX)
         while page := self.write_buffer.keys(self.queue.id, lane, base, _PAGE):

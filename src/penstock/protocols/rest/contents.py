@@ -11,16 +11,22 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.core.commands import Delivery, Failure, Seen
+from penstock.core.commands import ChannelLife, Delivery, Failure, Life, Seen
 from penstock.core.commands import Records as CoreRecords
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
+from penstock.core.queues.life import events_of
 from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk, Section
 from penstock.protocols.rest.shapes import (
     AttributeJson,
     Encoding,
     FailedDelivery,
+    Holder,
+    LifeEvent,
+    MessageInChannel,
+    MessageLife,
     MessageOrigin,
     ReceivedMessage,
     ReceivedRun,
@@ -196,6 +202,56 @@ def seen_message(broker: Names, queue_id: int, seen: Seen) -> SeenMessage:
         attempts=seen.attempts,
         until=seen.deadline_ms / 1_000 if seen.deadline_ms else None,
         failures=_history(origin, seen.failures, seen.sequence),
+    )
+
+
+def life_of(broker: Names, life: Life) -> MessageLife:
+    """A message with all that is known of it."""
+    origin = None if life.origin is None else Origin.decode(life.origin)
+    body, encoding = encode_text(life.body)
+    return MessageLife(
+        id=broker.message_id(life.queue_id, life.sequence) if origin is None else origin.id,
+        sequence=life.sequence,
+        body=body,
+        encoding=encoding,
+        sent_at=(life.sent_ms if origin is None else origin.sent_ms) / 1_000,
+        attributes=attributes_out(life.attributes),
+        group=life.group,
+        origin=None
+        if origin is None
+        else MessageOrigin(
+            queue=origin.queue, channel=origin.channel, sequence=origin.sequence, attempts=origin.attempts
+        ),
+        queue=life.queue,
+        dedup_id=life.dedup_id,
+        priority=life.priority,
+        channels=[_in_channel(each, life.sequence) for each in life.channels],
+        events=[
+            LifeEvent(
+                at=event.at_ms / 1_000,
+                what=event.what,
+                queue=event.queue,
+                channel=event.channel,
+                attempt=event.attempt,
+                text=event.text,
+            )
+            for event in events_of(life)
+        ],
+    )
+
+
+def _in_channel(each: ChannelLife, sequence: int) -> MessageInChannel:
+    is_leased, is_delayed = each.state is State.LEASED, each.state is State.DELAYED
+    return MessageInChannel(
+        channel=each.channel,
+        state=each.state.name.lower(),  # type: ignore[arg-type]
+        attempts=each.attempts,
+        due_at=each.deadline_ms / 1_000 if is_delayed and each.deadline_ms else None,
+        lease_ends_at=each.deadline_ms / 1_000 if is_leased else None,
+        received_at=each.received_ms / 1_000 if each.received_ms else None,
+        first_received_at=each.first_ms / 1_000 if each.first_ms else None,
+        holder=Holder(session=each.session, name=each.holder) if is_leased else None,
+        failures=_failures(each.failures, sequence),
     )
 
 

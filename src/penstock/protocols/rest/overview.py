@@ -9,34 +9,46 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from penstock.core.commands import QueueStats, Stats
-from penstock.core.errors import OverLimit, QueueDamaged, QueueNotFound
+from penstock.core.commands import ChangeQueue, QueueStats, Stats
+from penstock.core.errors import AccessDenied, OverLimit, QueueDamaged, QueueNotFound
+from penstock.core.traits import Right
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seconds_of
 from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
+from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.shapes import (
     Alarm,
+    AuditLine,
+    AuditLog,
+    AuditQuery,
     Disk,
+    HistoryQuery,
     LiveQuery,
     Me,
     OverviewQueuesQuery,
+    QueueHistory,
     QueueRow,
     QueueRows,
     RatesPerSecond,
     RightsOn,
+    Role,
     ServerOverview,
     Totals,
 )
+from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal
+from penstock.server.history import History
 from penstock.server.node import Services
 from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
 
 EVENT_STREAM = "text/event-stream"
 _STREAMS_MAX = 100
 _ALARMS_MAX = 50
+_GROWING_MAX = 20
 _INLINE_MAX = 1_000
 """More rows than this are walked in a thread: the loop has others to serve."""
 _DISK_FREE_MIN = 0.05
@@ -52,12 +64,47 @@ class Overviews(Resource):
         self._version = version
         self._started_s = time.monotonic()
         self._overview: Overview | None = None
+        self._grown: tuple[float | None, list[Alarm]] | None = None
 
     @operation("GET", "/v1/me")
     async def who_am_i(self, caller: Caller) -> Me:
         """Say who the caller is, and what it may do."""
         grants = [RightsOn(queues=list(each.queues), rights=list(each.rights)) for each in caller.principal.grants]
-        return Me(name=caller.principal.name, grants=grants, needs_credentials=self.services.credentials.are_required)
+        settings = self.services.settings
+        return Me(
+            name=caller.principal.name,
+            grants=grants,
+            needs_credentials=self.services.credentials.are_required,
+            roles=[Role(role=_role(each.rights), queues=list(each.queues)) for each in caller.principal.grants],
+            read_only=settings.console.read_only,
+            masked=bool(settings.console.mask),
+            history=settings.history.enabled,
+            audit=settings.audit.enabled and caller.principal.has("admin"),
+        )
+
+    @operation("GET", "/v1/audit")
+    async def audit_log(self, caller: Caller, query: AuditQuery) -> AuditLog:
+        """Show who changed what, the newest first: for who may administer all queues, or of one that he may."""
+        if query.queue is not None:
+            caller.need(query.queue, ChangeQueue)
+        elif not caller.principal.allows("admin", "*"):
+            raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: give one that it may")
+        audit = audit_of(self.services)
+        found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        page = found[: query.limit]
+        lines = [
+            AuditLine(
+                at=each.at,
+                who=each.who,
+                peer=each.peer,
+                what=each.what,
+                queue=each.queue,
+                scope=each.scope,
+                outcome=each.outcome,
+            )
+            for each in page
+        ]
+        return AuditLog(entries=lines, next=page[-1].at if len(found) > len(page) else None)
 
     @operation("GET", "/v1/overview")
     async def server_overview(self, caller: Caller) -> ServerOverview:
@@ -94,6 +141,23 @@ class Overviews(Resource):
         end = query.after + len(page)
         return QueueRows(queues=shown, total=len(found), next=end if page and end < len(found) else None)
 
+    @operation("GET", "/v1/history")
+    async def history(self, caller: Caller, query: HistoryQuery) -> QueueHistory:
+        """Show rates, depths, ages and latencies over the last hour, day, week or fortnight, as columns.
+
+        Of one queue, or of all together, for who may read all. Only the busiest queues have columns of their own
+        (`[history] queues`); those of others are empty. null: there was no look at that time.
+        """
+        if query.queue is not None:
+            caller.need(query.queue, QueueStats)
+        elif not caller.principal.allows("read", "*"):
+            raise AccessDenied(f"{caller.principal.name!r} may not read all queues: give one that it may read")
+        history = history_of(self.services)
+        if not history.is_on:
+            raise RestError(404, "history_off", "this server keeps no history: set enabled under [history]")
+        step, times, columns = history.read(query.queue or "", _RANGES[query.range], self.shard.now_ms() / 1_000)
+        return QueueHistory(queue=query.queue, range=query.range, step=step, at=times, **columns)
+
     async def row(self, name: str) -> QueueRow | None:
         """A queue at the last look; None if it was not there, or is gone."""
         assert self._overview is not None
@@ -119,6 +183,7 @@ class Overviews(Resource):
 
         found = added() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(added)
         queues, counts, rates, alarms = found
+        alarms += [each for each in await self._growth() if each.queue and principal.may(each.queue, QueueStats)]
         disk = memory = None
         if principal.has("admin"):
             disk, memory = self._disk(), _memory_bytes()
@@ -134,6 +199,30 @@ class Overviews(Resource):
             disk=disk,
             memory_bytes=memory,
         )
+
+    async def _growth(self) -> list[Alarm]:
+        """Queues that fill: behind a pause, or faster than they are worked off. Found once for each look."""
+        overview = self._overview
+        assert overview is not None
+        if self._grown is not None and self._grown[0] == overview.looked_s:
+            return self._grown[1]
+        found: list[Alarm] = []
+        for row, count, seconds in overview.grown(_GROWING_MAX):
+            stats: Stats | None = None
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                stats = await self.shard.call(QueueStats(name=row.name))
+            if stats is None:
+                continue
+            paused = [each for each in stats.channels.values() if each.paused and each.ready]
+            more = f"{count:,} messages more than {seconds:.0f} s ago"
+            if paused:
+                text = f"channel {paused[0].name} of {row.name} is paused, and {paused[0].ready:,} messages wait in it"
+                found.append(Alarm(kind="paused", queue=row.name, text=f"{text}: unpause it"))
+            else:
+                text = f"{row.ready:,} messages wait in {row.name}, {more}: add receivers, or see why they are slow"
+                found.append(Alarm(kind="lag", queue=row.name, text=text))
+        self._grown = overview.looked_s, found
+        return found
 
     def _shown(self, row: Row, stats: Stats) -> QueueRow:
         known = self.broker.queues.get(row.name)
@@ -195,6 +284,24 @@ class Live(Resource):
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
+
+
+def _role(rights: Sequence[Right]) -> Literal["admin", "writer", "reader"]:
+    return "admin" if "admin" in rights else "writer" if "write" in rights else "reader"
+
+
+_RANGES = {"hour": 3_600, "day": 86_400, "week": 7 * 86_400, "fortnight": 14 * 86_400}
+_HISTORY = "history"
+
+
+def history_of(services: Services) -> History:
+    """The history of this server: one, whoever asks."""
+    found = services.extras.get(_HISTORY)
+    if found is None:
+        found = History(services.shard, services.settings.history, services.settings.server.data)
+        services.extras[_HISTORY] = found
+    assert isinstance(found, History)
+    return found
 
 
 def _by_rate(name: str) -> Callable[[Row], tuple[float, str]]:

@@ -221,6 +221,18 @@ EXPLAINED = (
         "A web page of another site sent the request, without credentials or with a password that its browser keeps.",
         "Configure credentials, or `cors_origins`, in penstock.toml. A page sends a token.",
     ),
+    Explained(
+        "read_only",
+        403,
+        "The console of this server may change nothing.",
+        "Use the command line, or `[console] read_only`.",
+    ),
+    Explained(
+        "masked",
+        403,
+        "This server masks messages, and its pages get none as they are.",
+        "Browse them, or receive them with a program.",
+    ),
     Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` has every path."),
     Explained("queue_not_found", 404, "There is no queue of this name.", "Create it, or send a message to it."),
     Explained(
@@ -234,7 +246,16 @@ EXPLAINED = (
         "consumer_not_found", 404, "The queue has no consumer of this name.", "Acknowledge an offset: that creates it."
     ),
     Explained("session_not_found", 404, "The session has ended, or never was.", "Open a new session."),
+    Explained(
+        "message_not_found",
+        404,
+        "There is no message with this id: it is done in every channel, gone by retention, or never was.",
+        "Look for it in the queue's dead letters.",
+    ),
     Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
+    Explained(
+        "history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and start it again."
+    ),
     Explained("not_found", 404, "What the request names is not there.", _NAME),
     Explained(
         "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."

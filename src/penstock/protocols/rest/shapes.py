@@ -215,6 +215,8 @@ class Content(Result):
     attributes: dict[str, AttributeJson] = {}
     group: str | None = None
     origin: MessageOrigin | None = None
+    masked: bool = False
+    """Something of it is hidden: `[console] mask` says what."""
 
 
 class ReceivedMessage(Content, kw_only=True):
@@ -259,6 +261,84 @@ class DeadLetters(SeenMessages, omit_defaults=False):
     """The dead-letter queue in which they are."""
 
 
+class Holder(Result, omit_defaults=False):
+    """Who holds a message."""
+
+    session: int
+    """0: nobody in particular, as over SQS."""
+    name: str
+
+
+class MessageInChannel(Result, omit_defaults=False):
+    """Where a message stands in one channel."""
+
+    channel: str
+    state: StateName
+    attempts: int
+    due_at: float | None
+    """When it comes due, while it is delayed; null: it waits for the queue, which is paused, or for nothing."""
+    lease_ends_at: float | None
+    received_at: float | None
+    """When it was handed out last, while that is known."""
+    first_received_at: float | None
+    holder: Holder | None
+    failures: list[FailedDelivery]
+
+
+class LifeEvent(Result, omit_defaults=False):
+    """Something that happened to a message, or will."""
+
+    at: float
+    what: Literal["sent", "received", "failed", "dead", "due", "lease ends"]
+    queue: str
+    channel: str | None
+    attempt: int | None
+    text: str
+
+
+class MessageLife(Content, omit_defaults=False, kw_only=True):
+    """A message: body, attributes, where it is, who holds it, when it is due, and all that happened to it."""
+
+    queue: str
+    dedup_id: str | None
+    priority: int
+    channels: list[MessageInChannel]
+    events: list[LifeEvent]
+    """Its whole life as far as it is known, the oldest first."""
+
+
+class NamedMessages(Shape):
+    """Messages, by their ids or by their sequence numbers."""
+
+    ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    channel: Name | None = None
+    """null: in every channel."""
+
+
+class NamedMessagesIn(Shape):
+    """Messages of a channel, by their ids or by their sequence numbers."""
+
+    ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    channel: Name = "main"
+
+
+class NewSchedule(NamedMessagesIn):
+    """Messages, and when they shall come due."""
+
+    due: Moment | None = None
+    delay: Seconds | None = None
+    """Seconds from now, instead."""
+
+
+class ChangedMessages(Result, omit_defaults=False):
+    """How many messages are as you want them, and which are not there, are done, or are held for a unit of work."""
+
+    changed: int
+    missing: list[str | int]
+
+
 class BrowseQuery(Shape):
     """Which messages."""
 
@@ -270,6 +350,40 @@ class BrowseQuery(Shape):
     """Only messages whose body holds this."""
     encoding: Encoding = "text"
     """Of `contains`."""
+
+
+class SearchQuery(Shape):
+    """Which messages: all that is given must fit."""
+
+    text: Annotated[str, Meta(max_length=4096)] | None = None
+    """The body holds this."""
+    encoding: Encoding = "text"
+    """Of `text`."""
+    path: Annotated[str, Meta(max_length=1024)] | None = None
+    """The body is JSON, and has something at this path: `$.customer.orders[0].id`; `[*]` is any element."""
+    value: Annotated[str, Meta(max_length=4096)] | None = None
+    """It is this, there: a text as it is, anything else as JSON."""
+    attribute: Annotated[str, Meta(max_length=256)] | None = None
+    """It has this attribute."""
+    attribute_value: Annotated[str, Meta(max_length=4096)] | None = None
+    id: Token | None = None
+    since: Moment | None = None
+    """It was sent then or later."""
+    until: Moment | None = None
+    channel: Name = "main"
+    states: list[StateName] = msgspec.field(default_factory=lambda: ["ready", "leased", "delayed"])
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+    limit: Limit = 100
+
+
+class FoundMessages(Result, omit_defaults=False):
+    """Messages that fit, in order, not taken."""
+
+    messages: list[SeenMessage]
+    looked_at: int
+    """About how many messages this call has looked at."""
+    next: int | None
+    """There may be more: ask again with `after` this number, even if there are no messages here. null at the end."""
 
 
 class DeadLettersQuery(Shape):
@@ -403,6 +517,12 @@ class NewRedrive(Shape):
     error: Annotated[str, Meta(max_length=4096)] | None = None
     rate: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Messages a second."""
+    group: Annotated[str, Meta(max_length=256)] | None = None
+    """Only those whose last error is of this kind, as `dead-letters/groups` names it."""
+    discard: bool = False
+    """Delete the messages, instead of moving them."""
+    dry_run: bool = False
+    """Only count: nothing is started. `to_move` says how many messages there are, `counted_all` whether that is all."""
 
 
 class Redrive(Result, omit_defaults=False):
@@ -411,12 +531,17 @@ class Redrive(Result, omit_defaults=False):
     task: int
     queue: str
     target: str | None
-    status: Literal["running", "done", "cancelled", "failed"]
+    status: Literal["running", "done", "cancelled", "failed", "dry_run"]
     moved: int
     skipped: int
     to_move: int
     started_at: float
     error: str
+    rate: int | None = None
+    group: str | None = None
+    discard: bool = False
+    counted_all: bool = True
+    """Of a dry run: false if there are more messages than it looked at."""
 
 
 class RedriveList(Result):
@@ -453,6 +578,48 @@ class Session(Result, omit_defaults=False):
 
     session: str
     ttl: float
+
+
+class SessionsQuery(Shape):
+    """How many sessions."""
+
+    limit: Limit = 200
+
+
+class HeldMessages(Result, omit_defaults=False):
+    """Messages of a channel that somebody holds."""
+
+    queue: str
+    channel: str
+    count: int
+    since: float
+    """When the oldest of them was handed out."""
+    until: float
+    """When the first of the leases ends."""
+
+
+class SessionRow(Result, omit_defaults=False):
+    """A session or a connection, and what it holds."""
+
+    session: str
+    """`DELETE /v1/sessions/{session}` ends it."""
+    name: str
+    is_connection: bool
+    """It ends with its connection."""
+    node: str
+    """Where its connection is, in a cluster."""
+    ttl: float | None
+    seen_at: float
+    held: int
+    leases: list[HeldMessages]
+
+
+class OpenSessions(Result, omit_defaults=False):
+    """Who holds messages: those with most first."""
+
+    sessions: list[SessionRow]
+    without_session: list[HeldMessages]
+    """Of one queue: leases of receivers that have no session (SQS, plain HTTP)."""
 
 
 class EndedSession(Result, omit_defaults=False):
@@ -594,7 +761,7 @@ class Totals(Result, omit_defaults=False):
 class Alarm(Result, omit_defaults=False):
     """Something that a person should look at."""
 
-    kind: Literal["damaged", "dead letters", "disk"]
+    kind: Literal["damaged", "dead letters", "disk", "lag", "paused"]
     queue: str | None
     text: str
 
@@ -664,6 +831,44 @@ class QueueRows(Result, omit_defaults=False):
     """Ask again with `after` this number; null at the end."""
 
 
+class HistoryQuery(Shape):
+    """Of what, and of how long."""
+
+    queue: Name | None = None
+    """null: of all queues together."""
+    range: Literal["hour", "day", "week", "fortnight"] = "hour"
+
+
+class QueueHistory(Result, omit_defaults=False):
+    """Columns that run beside `at`, the oldest first. null: nobody looked then, or there was nothing to see."""
+
+    queue: str | None
+    range: str
+    step: int
+    """Seconds from one point to the next."""
+    at: list[int]
+    sent: list[float | None]
+    """Messages a second; so are those up to `dead`."""
+    delivered: list[float | None]
+    acked: list[float | None]
+    failed: list[float | None]
+    dead: list[float | None]
+    ready: list[float | None]
+    """Messages; so are those up to `messages`."""
+    leased: list[float | None]
+    delayed: list[float | None]
+    messages: list[float | None]
+    oldest: list[float | None]
+    """How old the oldest message is, in seconds."""
+    receive_p50: list[float | None]
+    """Seconds from send to receive, and below from send to ack, within which so many of a hundred messages came."""
+    receive_p95: list[float | None]
+    receive_p99: list[float | None]
+    ack_p50: list[float | None]
+    ack_p95: list[float | None]
+    ack_p99: list[float | None]
+
+
 class LiveQuery(Shape):
     """What to watch."""
 
@@ -685,6 +890,56 @@ class Me(Result, omit_defaults=False):
     grants: list[RightsOn]
     needs_credentials: bool
     """False: this server asks nobody who he is."""
+    roles: list[Role]
+    """The same as people call it."""
+    read_only: bool
+    """The console may change nothing."""
+    masked: bool
+    """Something of messages may be hidden from who looks at them."""
+    history: bool
+    """This server keeps rates and depths over time."""
+    audit: bool
+    """The caller may read the audit log, and there is one."""
+
+
+class Role(Result, omit_defaults=False):
+    """What somebody is for the queues whose names match one of the patterns."""
+
+    role: Literal["admin", "writer", "reader"]
+    """An admin changes queues and messages; a writer sends, a reader looks and receives. An admin may be all three."""
+    queues: list[str]
+
+
+class AuditQuery(Shape):
+    """Which lines of the audit log."""
+
+    queue: Name | None = None
+    before: Moment | None = None
+    """Only those before this moment: the `at` of the last one that was shown."""
+    limit: Limit = 100
+
+
+class AuditLine(Result, omit_defaults=False):
+    """A change, or one that was refused."""
+
+    at: float
+    who: str
+    peer: str
+    """The address that it came from."""
+    what: str
+    """The operation, as the OpenAPI document names it; a command, over the websocket."""
+    queue: str | None
+    scope: dict[str, Any]
+    outcome: str
+    """`ok`, or the code of the error."""
+
+
+class AuditLog(Result, omit_defaults=False):
+    """The newest lines first."""
+
+    entries: list[AuditLine]
+    next: float | None
+    """Ask again with `before` this moment; null at the end."""
 
 
 # -- virtual queues ----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class ActionsBase:
         self._shard = shard
         self._account = settings.account
         self._arn_prefix = f"arn:aws:sns:{settings.region}:{settings.account}:"
-        self._arns = Arns(settings.region, settings.account)
+        self._arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
         self._topics = Topics(shard)
         self.deliveries = Deliveries(shard, self._topics, self._arn_prefix, self._arns, sns)
 
