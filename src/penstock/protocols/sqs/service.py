@@ -213,9 +213,7 @@ class ServiceBase:
             found += [
                 name
                 for name in page
-                if (dead_letters_to is not None or context.scope.has(name))
-                and context.principal.may_see(name)
-                and is_shown(name, prefix)
+                if (dead_letters_to is not None or context.scope.has(name)) and context.principal.may_see(name)
             ]
             if len(page) < limit:
                 break
@@ -267,15 +265,6 @@ class ServiceBase:
         except QueueChanged:
             return False
         return True
-
-
-def is_shown(name: str, prefix: str) -> bool:
-    """Whether a queue is listed: the queue of an SNS topic is, if its name is asked for.
-
-    >>> is_shown("orders", ""), is_shown("sns.news", ""), is_shown("sns.news", "sns.")
-    (True, False, True)
-    """
-    return not name.startswith("sns.") or prefix.startswith("sns.")
 
 
 def default_config(kind: Kind) -> QueueConfig:
