@@ -250,6 +250,8 @@ class Deliveries:
                 if is_new:
                     await self._shard.call(CreateChannel(queue=name, channel=channel, start="tail"))
                     is_new = False
+                    if self._is_signed(found):
+                        await self.signer()  # so that the first message need not wait for the key
                 if _is_replaying(found):
                     await asyncio.sleep(_REPLAY_POLL_S)
                     continue
@@ -313,17 +315,21 @@ class Deliveries:
                 log.info("%s: the replay for %s is tried again: %s", name, subscription_id, error)
                 await asyncio.sleep(_PAUSE_S)
 
+    def _is_signed(self, found: Subscription) -> bool:
+        if found.is_raw or found.protocol in NOT_SENT:
+            return False
+        return found.protocol in TO_HTTP or self._settings.sign == "all"
+
     async def envelopes(
         self, found: Subscription, wanted: Filter | None, arn: str, delivery: Delivery, queue: QueueView, topic: Topic
     ) -> Envelopes:
         """What makes the messages of a subscription."""
-        is_signed = found.protocol in TO_HTTP or self._settings.sign == "all"
         return Envelopes(
             found,
             wanted,
             arn,
             is_fifo=queue.config.is_fifo,
-            signer=await self.signer() if is_signed and not found.is_raw and found.protocol not in NOT_SENT else None,
+            signer=await self.signer() if self._is_signed(found) else None,
             version=topic.attributes.get("SignatureVersion") or "1",
             message_id=partial(self._shard.identity.message_id, delivery.queue_id),
         )
