@@ -308,6 +308,19 @@ class QueueStats(Command):
     name: str
 
 
+class CountQueues(Command):
+    """Exact counts of many queues at once: `limit` at most, after the name `after`, by name. A list of `Stats`.
+
+    Queues in quarantine have none, and are left out.
+    """
+
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
 class TallyQueues(Command):
     """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
 
@@ -976,7 +989,7 @@ class EndSession(Command):
     error: str = "session ended"
 
 
-class HeldLeases(NamedTuple):
+class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
     """Messages that a session holds in one channel."""
 
     queue: str
@@ -1375,3 +1388,36 @@ def _declared(kind: type[Command]) -> Iterator[type[Command]]:
 
 COMMANDS: tuple[type[Command], ...] = tuple(_declared(Command))
 """Every command of the core, in the order in which they stand here."""
+
+
+What = Literal["sent", "received", "acked", "released", "expired", "returned", "dead", "passed"]
+
+
+class MessageEvent(NamedTuple):
+    """One thing that happened to a run of messages of one queue.
+
+    >>> MessageEvent("acked", "orders", "main", first=10, messages=5, at_ms=1_500, sent_ms=1_000).last
+    14
+    """
+
+    what: What
+    """`passed`: a reader that goes by offset has moved its channel on. `returned`: a delivery that never arrived."""
+    queue: str
+    channel: str
+    """Empty for what is sent: that is for every channel."""
+    first: int
+    """The first sequence number; -1 where the run is not known (`passed`)."""
+    messages: int
+    at_ms: int
+    sent_ms: int = 0
+    """When the messages were sent; 0 where that is not known."""
+    attempt: int = 0
+    size: int = 0
+    """Bytes, of what is sent or received."""
+    session: str = ""
+    error: str = ""
+
+    @property
+    def last(self) -> int:
+        """The last sequence number."""
+        return self.first + self.messages - 1

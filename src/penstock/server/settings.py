@@ -79,7 +79,7 @@ class ServerSettings(_Section, frozen=True):
     workers: Annotated[
         int,
         Setting(
-            "How many processes serve the queues. It is fixed when the directory is first served by more than one.",
+            "How many processes serve the queues. A directory that was served by more than one keeps that number.",
             1,
             WORKERS_MAX,
             flag="--workers",
@@ -98,9 +98,7 @@ class ServerSettings(_Section, frozen=True):
         list[str],
         Setting("Names by which clients reach the server, besides localhost, addresses and `host`.", flag="--hosts"),
     ] = []
-    insecure: Annotated[bool, Setting("Serve other machines although there are no credentials.", flag="--insecure")] = (
-        False
-    )
+    insecure: Annotated[bool, Setting("Serve other machines without credentials.", flag="--insecure")] = False
     tls_certificate: Annotated[str | None, Setting("A PEM file. With it and `tls_key`, every port speaks TLS.")] = None
     tls_key: Annotated[str | None, Setting("The PEM file of its key.")] = None
     commit_in_thread: Annotated[
@@ -168,7 +166,7 @@ class SqsSettings(_Section, frozen=True):
         Literal["aws", "strict", "relaxed"],
         Setting(
             "`aws`: AWS's limits. `strict`: also its pauses of 60 seconds after DeleteQueue and PurgeQueue. `relaxed`: "
-            "what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can.",
+            "sizes, waits and batch entries are limited by Penstock alone, far above AWS.",
             flag="--sqs-limits",
         ),
     ] = "aws"
@@ -184,6 +182,43 @@ class SqsSettings(_Section, frozen=True):
     auto_create: Annotated[
         bool, Setting("Create a queue when it is first used, instead of saying that it does not exist.")
     ] = False
+
+
+class SnsSettings(_Section, frozen=True):
+    """How SNS, on the port of SQS, delivers to HTTP(S) endpoints, and signs."""
+
+    http_targets: Annotated[
+        list[str],
+        Setting(
+            "Hosts that may be called for HTTP(S) subscriptions, besides loopback addresses: names, `*.example.org`, "
+            "addresses, networks, or `*` for all. By default nothing leaves the machine."
+        ),
+    ] = []
+    http_timeout_s: Annotated[
+        float, Setting("How long an endpoint has to take a message and to answer.", above=0, high=300)
+    ] = 15.0
+    http_ca: Annotated[
+        str | None, Setting("A PEM file: who signs the certificates of HTTPS endpoints. None: whom the system trusts.")
+    ] = None
+    sign: Annotated[
+        Literal["all", "http"],
+        Setting(
+            "Which envelopes are signed: all, as on AWS, or those to HTTP(S) endpoints. A signature takes about a "
+            "millisecond for each message, however many are subscribed. It needs `pip install penstock[sns]`."
+        ),
+    ] = "all"
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first of `http_targets` that is no host."""
+        for target in self.http_targets:
+            try:
+                ipaddress.ip_network(target, strict=False)
+            except ValueError:
+                if target != EVERY_HOST and not _HOST.fullmatch(target):
+                    raise InvalidSettings(
+                        f"[sns] http_targets has {target!r}: give a host's name without scheme and port, "
+                        "'*.example.org', an address, a network as in '10.0.0.0/8', or '*'"
+                    ) from None
 
 
 class HandshakeRule(_Section, frozen=True):
@@ -248,7 +283,7 @@ class NsqSettings(_Section, frozen=True):
     handshake: list[HandshakeRule] = []
     lookup: Annotated[
         list[str],
-        Setting("HOST:TCPPORT of lookup services that are told of our topics.", flag="--lookup"),
+        Setting("HOST:TCPPORT of a lookup service with which the server registers its topics.", flag="--lookup"),
     ] = []
     lookup_heartbeat_s: Annotated[
         float, Setting("How often each of them hears that we are alive, and how much waits here.", above=0)
@@ -291,7 +326,9 @@ class LookupSettings(_Section, frozen=True):
     ] = False
     inactive_producer_timeout_s: Annotated[
         float,
-        Setting("A node that is silent for so long is no longer named.", above=0, flag="--inactive-producer-timeout"),
+        Setting(
+            "A node that is silent for this long is no longer listed.", above=0, flag="--inactive-producer-timeout"
+        ),
     ] = 300.0
     tombstone_lifetime_s: Annotated[
         float, Setting("How long a tombstone hides a node's topic.", above=0, flag="--tombstone-lifetime")
@@ -451,7 +488,7 @@ class EventSettings(_Section, frozen=True):
 class ClusterSettings(_Section, frozen=True):
     """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
 
-    name: Annotated[str, Setting("The cluster's name: all its nodes say the same.", flag="--cluster")] = "penstock"
+    name: Annotated[str, Setting("The cluster's name, the same for all its nodes.", flag="--cluster")] = "penstock"
     shards: Annotated[
         int,
         Setting(
@@ -463,7 +500,7 @@ class ClusterSettings(_Section, frozen=True):
     prefix: Annotated[str | None, Setting("What the names of the topics begin with. None: the cluster's name.")] = None
     node: Annotated[
         str | None,
-        Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
+        Setting("This node's name, unique in the cluster. None: the name of the machine.", flag="--node"),
     ] = None
     link_host: Annotated[str, Setting("The address at which the other nodes reach this one.")] = "127.0.0.1"
     link_port: Annotated[
@@ -678,6 +715,7 @@ class Settings(_Section, frozen=True):
     server: ServerSettings = ServerSettings()
     http: HttpLimits = HttpLimits()
     sqs: SqsSettings = SqsSettings()
+    sns: SnsSettings = SnsSettings()
     nsq: NsqSettings = NsqSettings()
     lookup: LookupSettings = LookupSettings()
     rest: RestSettings = RestSettings()
@@ -761,6 +799,7 @@ class Settings(_Section, frozen=True):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
         if not is_account(self.sqs.account):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
+        self.sns.check()
         self._check_nsq()
         self._check_rest()
         self.metrics.check()

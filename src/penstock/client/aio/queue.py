@@ -10,8 +10,17 @@ from penstock.client.acknowledging import check_settled
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
-from penstock.client.bodies import Body, encode_bodies, encode_body
-from penstock.client.content import PeekedMessage, Record, RecordList, SentMessage, SentMessages, record_list
+from penstock.client.content import (
+    Body,
+    PeekedMessage,
+    Record,
+    RecordList,
+    SentMessage,
+    SentMessages,
+    encode_bodies,
+    encode_body,
+    record_list,
+)
 from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of

@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Unpack, overload
 
 from penstock.client.acknowledging import check_settled
-from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import (
+    Body,
     PeekedMessage,
     Record,
     RecordList,
     SentMessage,
     SentMessages,
+    encode_bodies,
+    encode_body,
     record_list,
 )
 from penstock.client.life import MessageLife

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import Refused, Settled, Span
+from penstock.core.commands import MessageEvent, Refused, Settled, Span, What
 from penstock.core.delivery.columns import HELD_FROM, LEASED, READY, runs_of
 from penstock.core.delivery.runs import cut, gaps
 from penstock.core.delivery.states import TRANSITIONS, Event, allowed
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import LeaseTooLong, StaleReceipt
-from penstock.core.message_events import MessageEvent, What
 from penstock.core.queues.config import LEASE_MS_MAX
 
 if TYPE_CHECKING:
@@ -298,9 +297,10 @@ class Acknowledgement:
         self.channel.acked += stop - first
         if self.queue.broker.message_events is not None:
             self._note("acked", window, entry, first, stop)
-        if self.channel.fifo is not None:
+        fifo = self.channel.dispatch.fifo
+        if fifo is not None:
             for sequence in range(first, stop):
-                self.channel.fifo.settle(sequence)
+                fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
 
     def _note(self, what: What, window: Window, entry: Entry, first: int, stop: int) -> None:
