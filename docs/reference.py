@@ -472,6 +472,7 @@ _NOT_IN_SQS_OR_NSQ = {
     "channel_not_found",
     "consumer_not_found",
     "session_not_found",
+    "message_not_found",
     "not_found",
     "queue_changed",
     "rewind_refused",

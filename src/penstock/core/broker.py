@@ -10,8 +10,9 @@ Time never goes back here: a step with an earlier `now` happens at the latest ti
 
 The commands are done in rooms of their own, each by a method with its name: `Catalog` has queues and channels,
  `Sending`, `Receiving` and `Acknowledging` what happens to messages, `UnitsOfWork` what happens together,
-`SessionRegister` who holds leases, `Reading` what is read without a lease, `Redrives` what is moved back. `Moves` does
-no commands: it puts messages into other queues. Here is what they share: state, time, names, and the stored form.
+`SessionRegister` who holds leases, `Reading` what is read without a lease, `Redrives` what is moved back, `Intervening`
+what an operator does to messages by number. `Moves` does no commands: it puts messages into other queues. Here is what
+they share: state, time, names, and the stored form.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from penstock.core.errors import (
 from penstock.core.handlers.acknowledging import Acknowledging
 from penstock.core.handlers.catalog import Catalog
 from penstock.core.handlers.checks import check_queue_id
+from penstock.core.handlers.intervening import Intervening
 from penstock.core.handlers.marks import Marks
 from penstock.core.handlers.once import OnceMemory
 from penstock.core.handlers.reading import Reading
@@ -169,6 +171,7 @@ class Broker:
         self.session_register = SessionRegister(self)
         self.reading = Reading(self)
         self.redrives = Redrives(self)
+        self.intervening = Intervening(self)
         self.moves = Moves(self)
         rooms = (
             self,
@@ -180,6 +183,7 @@ class Broker:
             self.session_register,
             self.reading,
             self.redrives,
+            self.intervening,
         )
         self.handlers: Handlers = handlers_of(COMMANDS, rooms)
         """What is called for a command: a method of a room, bound, so that nothing stands between."""

@@ -961,6 +961,49 @@ class EndSession(Command):
     error: str = "session ended"
 
 
+class HeldLeases(NamedTuple):
+    """Messages that a session holds in one channel."""
+
+    queue: str
+    channel: str
+    count: int
+    since_ms: int
+    """When the oldest of them was handed out."""
+    until_ms: int
+    """When the first lease ends."""
+
+
+class SessionInfo(msgspec.Struct):
+    """A session, and what it holds."""
+
+    session: int
+    """0: leases of nobody in particular."""
+    name: str = ""
+    ttl_ms: int | None = None
+    seen_ms: int = 0
+    """The last sign of life; 0 for session 0."""
+    connection: str = ""
+    """Where its connection is, if that can be another process."""
+    is_bound: bool = False
+    """It is a connection, and ends with it."""
+    leases: list[HeldLeases] = []
+
+
+class ListSessions(Command):
+    """Who holds leases: sessions by number, with what each holds where. Replies with a list of `SessionInfo`.
+
+    What is held by no session comes as session 0.
+    """
+
+    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD)
+
+    queue: str | None = None
+    """Only who holds leases in this queue, and those."""
+    after: int = -1
+    """Only sessions with a higher number."""
+    limit: int = 1_000
+
+
 class Records(msgspec.Struct):
     """Runs in sequence order, and the offset to go on from."""
 
@@ -1130,6 +1173,98 @@ class Browse(Command):
     states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
     contains: bytes | None = None
     """Only messages whose body holds these bytes."""
+    end: int | None = None
+    """Only messages before this sequence number."""
+
+
+class ChannelLife(msgspec.Struct):
+    """Where a message stands in one channel, and what happened to it there."""
+
+    channel: str
+    state: State
+    attempts: int = 0
+    deadline_ms: int = 0
+    """When the lease ends, or the message comes due; 0 when it is neither leased nor delayed."""
+    received_ms: int = 0
+    """When it was handed out last; 0: not yet, or that is not known any more."""
+    first_ms: int = 0
+    """When it was handed out first."""
+    session: int = 0
+    """Who holds it; 0: nobody in particular."""
+    holder: str = ""
+    """The name of that session."""
+    failures: list[Failure] = []
+
+
+class Life(msgspec.Struct):
+    """A message with all that is known of it."""
+
+    queue: str
+    queue_id: int
+    sequence: int
+    sent_ms: int
+    body: bytes
+    attributes: bytes | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    origin: bytes | None = None
+    """Where it was before, as `penstock.core.queues.origin.Origin` is stored."""
+    priority: int = 0
+    due_ms: int = 0
+    """When it was to be delivered first, if it was sent with a delay."""
+    channels: list[ChannelLife] = []
+
+
+class LookUp(Command):
+    """Messages by sequence number, with where each stands in every channel. Replies with a list of `Life`.
+
+    What is not there any more (done in every channel, or gone by retention) is left out.
+    """
+
+    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
+
+    queue: str
+    sequences: list[int]
+
+
+class Changed(msgspec.Struct):
+    """What became of messages that an operator named: those that are not in `missing` are as he wants them."""
+
+    count: int
+    missing: list[int] = []
+    """Sequence numbers of messages that are not there, are done, or are held for a unit of work."""
+
+
+class DeleteMessages(Command):
+    """Messages are done, whoever holds them and however far ahead they wait. Replies with `Changed`.
+
+    In one channel, or in all of them. A message is missing if no channel had it.
+    """
+
+    traits = Traits(
+        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS
+    )
+
+    queue: str
+    sequences: list[int]
+    channel: str | None = None
+    """None: every channel."""
+
+
+class RescheduleMessages(Command):
+    """Messages come due at another time. Replies with `Changed`.
+
+    What is leased is released first: its delivery has failed. With `due_ms` 0, or in the past, they are ready now.
+    """
+
+    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS)
+
+    queue: str
+    sequences: list[int]
+    channel: str = MAIN
+    due_ms: int = 0
+    error: str = "released by an operator"
+    """What the failed delivery of a leased message is remembered with."""
 
 
 class RedriveTask(msgspec.Struct):
@@ -1153,6 +1288,8 @@ class RedriveTask(msgspec.Struct):
     end: int = 0
     paced_ms: int = 0
     """Up to when its rate is used up."""
+    match_group: str | None = None
+    discard: bool = False
 
 
 class StartRedrive(Command):
@@ -1167,6 +1304,10 @@ class StartRedrive(Command):
     error: str | None = None
     """Only dead letters one of whose reported errors holds this text."""
     per_second: int | None = None
+    group: str | None = None
+    """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
+    discard: bool = False
+    """Delete the messages, instead of moving them."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""

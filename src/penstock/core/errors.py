@@ -13,7 +13,8 @@
     │   ├── ChannelNotFound
     │   ├── ConsumerNotFound
     │   ├── SessionNotFound
-    │   └── TaskNotFound
+    │   ├── TaskNotFound
+    │   └── MessageNotFound
     ├── QueueExists               the name is taken, with another configuration
     ├── QueueChanged              a change of settings was made from others than there are now
     ├── ReceiptRefused
@@ -109,6 +110,10 @@ class SessionNotFound(NotFound):
 
 class TaskNotFound(NotFound):
     """No redrive task with that number."""
+
+
+class MessageNotFound(NotFound):
+    """No message with that id: it is done, or gone, or never was."""
 
 
 class QueueExists(PenstockError):

@@ -74,6 +74,8 @@ class Split(Enum):
     """To that of the offset; without one, to the next in which the consumer has something to read."""
     BROWSE = auto()
     """One after the other, in the order of the sequence numbers."""
+    NUMBERS = auto()
+    """Each partition gets the sequence numbers that are its own; what they say is put together."""
     SUBSCRIBE = auto()
     """A subscription in each; the credit is shared out."""
 

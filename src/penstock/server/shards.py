@@ -163,6 +163,22 @@ class Shards(Protocol):
         """
         ...
 
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same, one after the other: their numbers, and what each says."""
+        ...
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """As `ask_each`, of the shards that have a part of a queue."""
+        ...
+
+    async def name_of(self, queue_id: int) -> str | None:
+        """The name of a queue by its id, wherever it is; None if it is gone."""
+        ...
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard, by its number."""
+        ...
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts. None need be there."""
         ...

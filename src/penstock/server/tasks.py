@@ -265,6 +265,22 @@ class AsyncShard:
         """Every queue in numbers, some at a time: they are all here."""
         return pages_of_tallies(self.call)
 
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same: there is this one."""
+        return [(0, await self.call(command))]
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """Ask the shards of a queue: there is this one."""
+        return await self.ask_each(command)
+
+    async def name_of(self, queue_id: int) -> str | None:
+        """The name of a queue by its id: they are all here."""
+        return self.identity.queue_name(queue_id)
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard: this one."""
+        return await self.call(command)
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for queues that are unknown: there are none."""
 

@@ -149,12 +149,31 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.AckConsumer(queue="q", consumer="c", offset=5, allow_rewind=True), 5),
     (commands.DeleteConsumer(queue="q", consumer="c"), None),
     (
-        commands.Browse(queue="q", channel="c", after=5, limit=6, states=(State.LEASED,), contains=b"x"),
+        commands.Browse(queue="q", channel="c", after=5, limit=6, states=(State.LEASED,), contains=b"x", end=9),
         [Seen(CHUNK, 1, State.LEASED, 3, 5, [FAILURE])],
     ),
     (commands.Browse(queue="q"), []),
     (
-        commands.StartRedrive(queue="q", target="t", sequences=[1], contains=b"x", error="e", per_second=5),
+        commands.LookUp(queue="q", sequences=[4, 5]),
+        [commands.Life("q", 1, 4, 9, b"x", channels=[commands.ChannelLife("main", State.LEASED, failures=[FAILURE])])],
+    ),
+    (commands.DeleteMessages(queue="q", sequences=[4], channel="c"), commands.Changed(1, [5])),
+    (commands.RescheduleMessages(queue="q", sequences=[4], channel="c", due_ms=5, error="e"), commands.Changed(1)),
+    (
+        commands.ListSessions(queue="q", after=3, limit=4),
+        [commands.SessionInfo(4, "s", 5, 6, "c", True, [commands.HeldLeases("q", "main", 1, 2, 3)])],
+    ),
+    (
+        commands.StartRedrive(
+            queue="q",
+            target="t",
+            sequences=[1],
+            contains=b"x",
+            error="e",
+            per_second=5,
+            group="timeout after # s",
+            discard=True,
+        ),
         REDRIVE,
     ),
     (commands.CancelRedrive(task=3), REDRIVE),

@@ -39,18 +39,22 @@ from penstock.core.commands import (
     AckSequences,
     AckUpTo,
     Browse,
+    Changed,
+    DeleteMessages,
     Delivery,
     Extend,
     ExtendSequences,
     FindOffsets,
     GiveBack,
     ListChunks,
+    LookUp,
     Once,
     ReadRecords,
     Receive,
     Records,
     Release,
     ReleaseSequences,
+    RescheduleMessages,
     Seen,
     Send,
     Sent,
@@ -249,6 +253,21 @@ class SplitMessages:
             if len(found) >= command.limit:
                 break
         return found
+
+    async def by_numbers(self, command: LookUp | DeleteMessages | RescheduleMessages, split: SplitQueue) -> Any:
+        """Each partition gets the sequence numbers that are its own."""
+        parts: dict[int, list[int]] = {}
+        for sequence in command.sequences:
+            parts.setdefault(self._partition(sequence, split), []).append(sequence)
+        asked = [
+            self._queues.ask(split, partition, msgspec.structs.replace(command, sequences=sequences))
+            for partition, sequences in parts.items()
+        ]
+        replies = await all_of(asked)
+        if isinstance(command, LookUp):
+            return [life for reply in replies for life in reply]
+        missing = sorted(each for reply in replies for each in reply.missing)
+        return Changed(sum(reply.count for reply in replies), missing)
 
     @staticmethod
     def _partition(offset: int, split: SplitQueue) -> int:

@@ -31,9 +31,9 @@ from typing import Any, Protocol
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
+from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved, shard_of_id
 from penstock.cluster.catalog import Catalog, meta_of
-from penstock.cluster.routing.placement import home_of, merge_stats, tally_of
+from penstock.cluster.routing.placement import home_of, merge_stats, shards_of, tally_of
 from penstock.cluster.routing.remote_calls import RemoteCalls
 from penstock.cluster.routing.routed import Routed, ignore
 from penstock.cluster.routing.scatter_gather import QueueCalls, ScatterGather
@@ -354,6 +354,32 @@ class Router:
             with contextlib.suppress(QueueNotFound, QueueDamaged):
                 found.append(tally_of(await self.ask(shard, QueueStats(name=name))))
         return found
+
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same, one after the other."""
+        return [(shard, await self.ask(shard, msgspec.structs.replace(command))) for shard in range(self.shards)]
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """Ask the shards that have a part of a queue."""
+        info: QueueInfo = await self.call(DescribeQueue(name=queue))
+        places = shards_of(queue, info.config.partitions, self.shards)
+        return [(shard, await self.ask(shard, msgspec.structs.replace(command))) for shard in places]
+
+    async def name_of(self, queue_id: int) -> str | None:
+        """The name of a queue by its id: its shard knows."""
+        if not 0 <= shard_of_id(queue_id) < self.shards:
+            return None
+        try:
+            info: QueueInfo = await self.call(DescribeQueue(queue_id=queue_id))
+        except QueueNotFound:
+            return None
+        return info.name
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard, by its number."""
+        if not 0 <= shard < self.shards:
+            raise InvalidRequest(f"there is no shard {shard}: they count from 0, and there are {self.shards}")
+        return await self.ask(shard, command)
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts."""

@@ -100,6 +100,7 @@ class ScatterGather:
             Split.OFFSET: self.messages.by_offset,
             Split.RECORDS: self.messages.read_records,
             Split.BROWSE: self.messages.browse,
+            Split.NUMBERS: self.messages.by_numbers,
         }
 
     async def do(self, command: Command) -> Any:

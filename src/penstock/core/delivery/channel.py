@@ -287,6 +287,24 @@ class Channel:
             count += sum(entry.count for entry in whole if entry.state == LEASED and entry.holder == session)
         return count
 
+    def leases_of(self, session: int) -> tuple[int, int, int]:
+        """How many messages a session holds, when the oldest was handed out, and when the first lease ends."""
+        count, since, until = 0, [], []
+        for window in self.windows.values():
+            if not window.leased:
+                continue
+            held = window.columns.held_by(session)
+            if len(held):
+                count += len(held)
+                since.append(int(window.columns.received_ms[held].min()))
+                until.append(int(window.columns.deadline_ms[held].min()))
+            for entry in window.entries.values():
+                if entry.is_whole and entry.state == LEASED and entry.holder == session:
+                    count += entry.count
+                    since.append(entry.received_ms)
+                    until.append(entry.deadline_ms)
+        return count, min(since, default=0), min(until, default=0)
+
     def update_wait(self, waiter: Waiter) -> None:
         """Somebody waits while it may be given something, and only then."""
         if waiter.is_open:
@@ -305,7 +323,7 @@ class Channel:
             window.spread_past(now_ms)
             due = window.columns.come_due(now_ms)
             if len(due):
-                self._come_due(window, due)
+                self.come_due(window, due)
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self.expired += len(expired)
@@ -319,7 +337,8 @@ class Channel:
             if window.earliest_ms is not None:
                 self.watch(window, window.earliest_ms)
 
-    def _come_due(self, window: Window, rows: NDArray[np.intp]) -> None:
+    def come_due(self, window: Window, rows: NDArray[np.intp]) -> None:
+        """Rows that were delayed are ready."""
         runs = list(window.entry_runs(rows, window.columns.attempts))
         for entry, first, stop in runs:
             at = entry.rows_of(first, stop)
@@ -334,6 +353,8 @@ class Channel:
             elif not self.queue.is_fifo:
                 if delivered:
                     window.offer_again(first, stop, delivered)
+                elif self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL:
+                    self.dispatch.reset_indexes()  # an operator had put it off: its group is offered it again
                 else:
                     window.offer_fresh(first, stop)
         self.queue.broker.woke(self)

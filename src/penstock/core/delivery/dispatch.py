@@ -178,7 +178,7 @@ class Dispatch:
         """
         found = False
         for lane, cursor in self.channel.cursors.items():
-            if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
+            if not cursor.ahead or stop <= cursor.sequence or not self.lies_ahead(lane, cursor, first, stop):
                 continue
             while cursor.ahead and cursor.sequence < stop and self.recall_left > 0:
                 try:
@@ -199,7 +199,7 @@ class Dispatch:
         self._recalled += count
         self.recall_left -= count
 
-    def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
+    def lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
         """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
         base = max(cursor.sequence, first - CHUNK_MESSAGES_MAX)
         while page := self.write_buffer.keys(self.queue.id, lane, base, _PAGE):

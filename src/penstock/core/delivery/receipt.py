@@ -23,6 +23,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -46,9 +47,26 @@ def message_id(realm: int, queue_id: int, sequence: int) -> str:
     >>> message_id(0, 1, 255)
     '9e3779b9-7f4a-7c15-0000-0000000000ff'
     """
-    high = (realm ^ (queue_id * 0x9E3779B97F4A7C15)) & _MASK
+    high = (realm ^ (queue_id * _FACTOR)) & _MASK
     text = f"{high:016x}{sequence:016x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+_FACTOR = 0x9E3779B97F4A7C15
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
+    """The queue's number and the sequence number that a message id was made of; None if it is none.
+
+    >>> open_message_id(7, message_id(7, 12, 255)), open_message_id(7, "no id")
+    ((12, 255), None)
+    """
+    if _ID.fullmatch(text) is None:
+        return None
+    number = int(text.replace("-", ""), 16)
+    return ((number >> 64) ^ realm) * _INVERSE & _MASK, number & _MASK
 
 
 def receipt_key(secret: bytes, queue_id: int) -> bytes:

@@ -75,7 +75,7 @@ class Reading:
             self.broker.find_channel(queue, command.channel)  # raises; looking at the main channel does not create it
         if command.limit < 1:
             raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
-        return queue.browse(channel, command.after, command.limit, command.states, command.contains)
+        return queue.browse(channel, command.after, command.limit, command.states, command.contains, command.end)
 
     def _ack_consumer(self, command: AckConsumer) -> int:
         queue = self.broker.find_queue(command.queue, command.of_queue)

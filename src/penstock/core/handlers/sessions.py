@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.core.commands import EndSession, Heartbeat, OpenSession
+from penstock.core.commands import EndSession, Heartbeat, HeldLeases, ListSessions, OpenSession, SessionInfo
 from penstock.core.delivery.channel import Channel
 from penstock.core.errors import InvalidRequest
-from penstock.core.handlers.checks import clean
+from penstock.core.handlers.checks import check_limit, clean
 from penstock.core.storage import keys
 from penstock.core.storage.keys import Kind
 from penstock.core.storage.records import Session
@@ -100,6 +100,29 @@ class SessionRegister:
         self.broker.must_commit = True
         return self._end(command.session, clean(command.error))
 
+    def _list_sessions(self, command: ListSessions) -> list[SessionInfo]:
+        check_limit(command.limit)
+        broker, found = self.broker, []
+        queue = None if command.queue is None else broker.find_queue(command.queue, command.of_queue)
+        if queue is not None and command.after < 0:
+            leases = [_leases(channel, 0) for channel in queue.channels.values()]
+            unnamed = [each for each in leases if each is not None]
+            if unnamed:
+                found.append(SessionInfo(0, leases=unnamed))
+        for number in sorted(each for each in broker.sessions if each > max(0, command.after)):
+            if len(found) >= command.limit:
+                break
+            channels = [each for each in self._held.get(number, ()) if broker.is_alive(each)]
+            leases = [_leases(each, number) for each in channels if queue is None or each.queue is queue]
+            held = [each for each in leases if each is not None]
+            if queue is not None and not held:
+                continue
+            session = broker.sessions[number]
+            found.append(
+                SessionInfo(number, session.name, session.ttl_ms, session.seen_ms, session.holder, session.bound, held)
+            )
+        return found
+
     def end_bound(self, keeping: bool, before: int) -> int:
         """End the bound sessions before a number: see `Broker.end_bound_sessions`."""
         sessions = [session for session in self.broker.sessions.items() if session[0] < before]
@@ -149,3 +172,9 @@ class SessionRegister:
     def _save(self, number: int) -> None:
         data = msgspec.msgpack.encode(self.broker.sessions[number])
         self.broker.write_buffer.changes.put_record(keys.record(Kind.SESSION, number), data)
+
+
+def _leases(channel: Channel, session: int) -> HeldLeases | None:
+    """What a session holds in a channel; None if that is nothing."""
+    count, since_ms, until_ms = channel.leases_of(session)
+    return HeldLeases(channel.queue.name, channel.name, count, since_ms, until_ms) if count else None

@@ -15,16 +15,26 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import CatalogEvent, Damage, QueueInfo, QueueTally, Run, Seen, Stats
+from penstock.core.commands import (
+    CatalogEvent,
+    ChannelLife,
+    Damage,
+    Life,
+    QueueInfo,
+    QueueTally,
+    Run,
+    Seen,
+    Stats,
+)
 from penstock.core.delivery.channel import HORIZON_MS, Channel
 from penstock.core.delivery.columns import DONE
 from penstock.core.delivery.cursor import Cursor
@@ -691,6 +701,17 @@ class Queue:
                         found = True
         return found
 
+    def bring_near_for(self, channel: Channel, first: int, stop: int, now_ms: int) -> None:
+        """What waits far ahead, of a run of messages, shared or a channel's own, comes near: somebody names it."""
+        for lane, order in self._far_of(0, channel.id):
+            base = max(0, first - CHUNK_MESSAGES_MAX)
+            for key in list(takewhile(lambda key: key.base < stop, self._keys_of(lane, order, base))):
+                if key.base + key.messages <= first or key in self.quarantined or self.is_held(key):
+                    continue
+                count = key.messages if not keys.lane_channel(lane) else self._far_entry(key)[1].left
+                self._take_from_bucket(key, count)
+                self._bring_chunk_near(key, now_ms)
+
     def _forgotten_far(self, channel: Channel, key: ChunkKey, first: int, stop: int, attempt: int) -> int:
         """How many messages of a far chunk wait, if any of those in a run was delivered less often than that."""
         if not keys.lane_channel(key.lane):
@@ -898,11 +919,19 @@ class Queue:
         return heapq.merge(*[self._keys_of(lane, order, base) for lane, order in places], key=_by_base)
 
     def browse(
-        self, channel: Channel | None, after: int, limit: int, states: tuple[State, ...], contains: bytes | None
+        self,
+        channel: Channel | None,
+        after: int,
+        limit: int,
+        states: tuple[State, ...],
+        contains: bytes | None,
+        end: int | None = None,
     ) -> list[Seen]:
         """Messages with their state in a channel, or as a channel that is created now would see them."""
         seen: list[Seen] = []
         for key in self.log(after + 1, channel):
+            if end is not None and key.base >= end:
+                break
             if len(seen) >= limit:
                 seen = sorted(seen, key=_by_sequence)[:limit]
                 if key.base > seen[-1].sequence:
@@ -916,9 +945,12 @@ class Queue:
             chunk = self._load(key)
             if contains is not None and contains not in bytes(chunk.bodies):
                 continue
-            for index in range(max(0, after + 1 - key.base), key.messages):
+            stop = key.messages if end is None else min(key.messages, end - key.base)
+            for index in range(max(0, after + 1 - key.base), stop):
+                if contains is not None and contains not in chunk.body(index):
+                    continue
                 found = self._seen(channel, key, chunk, index)
-                if found.state in states and (contains is None or contains in chunk.body(index)):
+                if found.state in states:
                     seen.append(found)
         return sorted(seen, key=_by_sequence)[:limit]
 
@@ -935,6 +967,82 @@ class Queue:
             return self._seen_far(key, chunk, index)
         state, attempts, deadline_ms, failures = channel.state_of(key.base + index, key.lane)
         return Seen(chunk, index, state, attempts, deadline_ms, failures, priority)
+
+    def life(self, sequence: int) -> Life | None:
+        """A message with where it stands in every channel; None if it is not there."""
+        log = takewhile(lambda key: key.base <= sequence, self.log(sequence))
+        shared = next(self._keys_at(log, sequence), None)
+        found: list[ChannelLife] = []
+        key = shared
+        for channel in self.channels.values():
+            own = next(self._keys_at(self._own_log(channel, sequence), sequence), None)
+            told = None if own is None else self._life_in(channel, own, sequence)
+            if told is not None and told.state != State.DONE:
+                key = key or own
+            elif shared is not None:
+                told = self._life_in(channel, shared, sequence)
+            else:
+                told = ChannelLife(channel.name, State.DONE)
+            found.append(told)
+        if key is None:
+            return None
+        chunk, index = self._load(key), sequence - key.base
+        return Life(
+            queue=self.name,
+            queue_id=self.id,
+            sequence=sequence,
+            sent_ms=chunk.sent_ms,
+            body=bytes(chunk.body(index)),
+            attributes=chunk.attributes(index),
+            group=chunk.group(index),
+            dedup_id=chunk.dedup_id(index),
+            origin=chunk.origin(index),
+            priority=keys.lane_priority(key.lane),
+            due_ms=max(0, chunk.due(index)),
+            channels=found,
+        )
+
+    def _own_log(self, channel: Channel, sequence: int) -> Iterator[ChunkKey]:
+        """A channel's own chunks, by base: of its retry lanes, and of its far buckets."""
+        for lane, window in channel.windows.items():
+            if keys.lane_channel(lane) and (entry := window.find(sequence)) is not None:
+                yield entry.key
+        for lane, order in self._far_of(channel.id):
+            base = max(0, sequence - CHUNK_MESSAGES_MAX)
+            yield from takewhile(lambda key: key.base <= sequence, self._keys_of(lane, order, base))
+
+    def _keys_at(self, found: Iterable[ChunkKey], sequence: int) -> Iterator[ChunkKey]:
+        return (key for key in found if key.base <= sequence < key.base + key.messages and key not in self.quarantined)
+
+    def _life_in(self, channel: Channel, key: ChunkKey, sequence: int) -> ChannelLife:
+        if self.is_held(key):
+            return ChannelLife(channel.name, State.DELAYED)
+        if not keys.lane_channel(key.lane) and key.base < channel.start:
+            return ChannelLife(channel.name, State.DONE)
+        seen = self._seen(channel, key, self._load(key), sequence - key.base)
+        received_ms = first_ms = session = 0
+        window = channel.windows.get(key.lane)
+        entry = None if window is None else window.find(sequence)
+        if keys.lane_kind(key.lane) == LaneKind.FAR and keys.lane_channel(key.lane):
+            window, entry = self._far_entry(key)
+        if window is not None and entry is not None and seen.state != State.DONE:
+            if entry.is_whole:
+                received_ms, first_ms, session = entry.received_ms, entry.first_ms, entry.holder
+            else:
+                row, columns = entry.start + sequence - entry.base, window.columns
+                received_ms, first_ms = int(columns.received_ms[row]), int(columns.first_ms[row])
+                session = int(columns.holder[row])
+        return ChannelLife(
+            channel.name,
+            seen.state,
+            seen.attempts,
+            seen.deadline_ms,
+            received_ms,
+            first_ms,
+            session,
+            self.broker.session_name(session) if session else "",
+            seen.failures,
+        )
 
     def _seen_far(self, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
         window, entry = self._far_entry(key)

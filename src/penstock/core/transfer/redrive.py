@@ -17,7 +17,7 @@ from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, St
 from penstock.core.handlers.checks import clean
 from penstock.core.queues.config import check_name, dead_letter_name, kind_of
 from penstock.core.queues.draft import Messages
-from penstock.core.queues.origin import Origin
+from penstock.core.queues.origin import Origin, error_group, failures_of
 from penstock.core.storage import keys
 from penstock.core.storage.keys import Kind
 
@@ -57,7 +57,9 @@ class Redrives:
         if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
             raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
         channel = broker.receiving.channel_to_receive(queue, MAIN)
-        if command.target is None:
+        if command.discard and command.target is not None:
+            raise InvalidRequest("messages are deleted, or go to a target: give one of both")
+        if command.target is None and not command.discard:
             self._check_has_dead_letters(queue, channel)
         task = RedriveTask(
             task=broker.meta.next_task,
@@ -66,7 +68,7 @@ class Redrives:
             status="running",
             moved=0,
             skipped=0,
-            to_move=channel.ready,
+            to_move=channel.ready if command.sequences is None else len(command.sequences),
             started_ms=broker.now_ms,
             sequences=command.sequences,
             contains=command.contains,
@@ -74,6 +76,8 @@ class Redrives:
             per_second=command.per_second,
             end=queue.next_sequence,
             paced_ms=broker.now_ms - STEP_MS,
+            match_group=command.group,
+            discard=command.discard,
         )
         broker.meta.next_task += 1
         broker.save_meta()
@@ -175,7 +179,9 @@ class Redrives:
                 _end(task, "done")
                 break
             task.cursor = seen.sequence
-            wanted = (selected is None or seen.sequence in selected) and _wanted(task, seen)
+            wanted = (selected is None or seen.sequence in selected) and is_wanted(
+                seen, task.match_error, task.match_group
+            )
             if wanted and self._move(task, queue, channel, seen, now_ms):
                 task.moved += 1
             else:
@@ -190,7 +196,7 @@ class Redrives:
         data = chunk.origin(index)
         origin = None if data is None else Origin.decode(data)
         target = task.target or (None if origin is None else origin.queue)
-        if target is None or target == queue.name:
+        if not task.discard and (target is None or target == queue.name):
             return False
         for lane in list(channel.windows):
             if channel.state_of(seen.sequence, lane)[0] == State.READY and channel.settle_moved(
@@ -199,6 +205,9 @@ class Redrives:
                 break
         else:
             return False
+        if task.discard:
+            return True
+        assert target is not None
         if origin is None:
             origin = Origin(
                 self.broker.message_id(queue.id, seen.sequence),
@@ -234,9 +243,14 @@ def _allowance(task: RedriveTask, now_ms: int) -> int:
     return min(_STEP_MESSAGES, (now_ms - task.paced_ms) * task.per_second // 1_000)
 
 
-def _wanted(task: RedriveTask, seen: Seen) -> bool:
-    if task.match_error is None:
+def is_wanted(seen: Seen, error: str | None, group: str | None) -> bool:
+    """Whether a message has failed with such an error, and its last one is of that kind."""
+    if error is None and group is None:
         return True
     data = seen.chunk.origin(seen.index)
-    failures = [] if data is None else Origin.decode(data).failures
-    return any(task.match_error in failure.error for failure in failures)
+    origin = None if data is None else Origin.decode(data)
+    if group is not None:
+        failures = failures_of(origin, seen.failures, seen.sequence)
+        if not failures or error_group(failures[-1].error) != group:
+            return False
+    return error is None or (origin is not None and any(error in failure.error for failure in origin.failures))

@@ -15,16 +15,16 @@ from urllib.parse import parse_qs, quote
 import msgspec
 
 from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
-from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, QueueStats, Send, Sent, Stats
-from penstock.core.errors import OverLimit, PenstockError, QueueDamaged, QueueNotFound
+from penstock.core.commands import Ack, CommitWork, QueueStats, Send, Sent, Stats
+from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.hosts import STATUS
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, Headers, HttpLimits, Observer, Terms
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller, rates_of
-from penstock.protocols.rest.contents import milliseconds
 from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
+from penstock.protocols.rest.intervening import SingleMessages
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews
@@ -32,7 +32,8 @@ from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
-from penstock.protocols.rest.shapes import EndedSession, NewSession, SentMessages, Session, Work
+from penstock.protocols.rest.sessions import Sessions
+from penstock.protocols.rest.shapes import SentMessages, Work
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
@@ -72,30 +73,6 @@ class UnitsOfWork(Resource):
         if acks or sends:
             replies = await self.shard.call(caller.named(CommitWork(acks=acks, sends=sends)))
         return SentMessages(messages=self._messages.sent_messages(replies, places))
-
-
-class Sessions(Resource):
-    """Sessions: who holds leases."""
-
-    tag = "sessions"
-
-    @operation("POST", "/v1/sessions", status=201)
-    async def open_session(self, caller: Caller, body: NewSession) -> Session:
-        """Open a session. It ends by itself if no heartbeat comes for `ttl` seconds."""
-        if len(self.broker.sessions) >= self.settings.sessions_max:
-            raise OverLimit(f"there are {self.settings.sessions_max} sessions: end some first")
-        number: int = await self.shard.call(OpenSession(name=body.name, ttl_ms=milliseconds(body.ttl, "ttl")))
-        return Session(session=self.handle(caller, number), ttl=body.ttl)
-
-    @operation("POST", "/v1/sessions/{session}/heartbeat")
-    async def session_heartbeat(self, caller: Caller, session: str) -> None:
-        """Keep a session alive."""
-        await self.shard.call(Heartbeat(session=self.session(caller, session)))
-
-    @operation("DELETE", "/v1/sessions/{session}")
-    async def end_session(self, caller: Caller, session: str) -> EndedSession:
-        """End a session: all that it holds is ready for others at once."""
-        return EndedSession(released=await self.shard.call(EndSession(session=self.session(caller, session))))
 
 
 class _Node:
@@ -225,6 +202,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
     return [
         Queues(services),
         messages,
+        SingleMessages(services),
         Channels(services),
         DeadLetterQueues(services, messages),
         Redrives(services),

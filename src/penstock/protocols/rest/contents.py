@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.core.commands import Delivery, Failure, Seen
+from penstock.core.commands import ChannelLife, Delivery, Failure, Life, Seen
 from penstock.core.commands import Records as CoreRecords
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
 from penstock.core.queues.origin import Origin
@@ -21,6 +22,10 @@ from penstock.protocols.rest.shapes import (
     AttributeJson,
     Encoding,
     FailedDelivery,
+    Holder,
+    LifeEvent,
+    MessageInChannel,
+    MessageLife,
     MessageOrigin,
     ReceivedMessage,
     ReceivedRun,
@@ -197,6 +202,78 @@ def seen_message(broker: Names, queue_id: int, seen: Seen) -> SeenMessage:
         until=seen.deadline_ms / 1_000 if seen.deadline_ms else None,
         failures=_history(origin, seen.failures, seen.sequence),
     )
+
+
+def life_of(broker: Names, life: Life) -> MessageLife:
+    """A message with all that is known of it."""
+    origin = None if life.origin is None else Origin.decode(life.origin)
+    body, encoding = encode_text(life.body)
+    return MessageLife(
+        id=broker.message_id(life.queue_id, life.sequence) if origin is None else origin.id,
+        sequence=life.sequence,
+        body=body,
+        encoding=encoding,
+        sent_at=(life.sent_ms if origin is None else origin.sent_ms) / 1_000,
+        attributes=attributes_out(life.attributes),
+        group=life.group,
+        origin=None
+        if origin is None
+        else MessageOrigin(
+            queue=origin.queue, channel=origin.channel, sequence=origin.sequence, attempts=origin.attempts
+        ),
+        queue=life.queue,
+        dedup_id=life.dedup_id,
+        priority=life.priority,
+        channels=[_in_channel(each, life.sequence) for each in life.channels],
+        events=sorted(_events(life, origin), key=lambda event: event.at),
+    )
+
+
+def _in_channel(each: ChannelLife, sequence: int) -> MessageInChannel:
+    is_leased, is_delayed = each.state is State.LEASED, each.state is State.DELAYED
+    return MessageInChannel(
+        channel=each.channel,
+        state=each.state.name.lower(),  # type: ignore[arg-type]
+        attempts=each.attempts,
+        due_at=each.deadline_ms / 1_000 if is_delayed and each.deadline_ms else None,
+        lease_ends_at=each.deadline_ms / 1_000 if is_leased else None,
+        received_at=each.received_ms / 1_000 if each.received_ms else None,
+        first_received_at=each.first_ms / 1_000 if each.first_ms else None,
+        holder=Holder(session=each.session, name=each.holder) if is_leased else None,
+        failures=_failures(each.failures, sequence),
+    )
+
+
+def _events(life: Life, origin: Origin | None) -> Iterable[LifeEvent]:
+    """What happened to a message, in no order."""
+
+    def event(at_ms: int, what: Any, queue: str, channel: str | None, attempt: int | None, text: str) -> LifeEvent:
+        return LifeEvent(at=at_ms / 1_000, what=what, queue=queue, channel=channel, attempt=attempt, text=text)
+
+    def failed(queue: str, channel: str, failures: Iterable[Failure], sequence: int) -> Iterable[LifeEvent]:
+        for each in failures:
+            if each.first <= sequence <= each.last:
+                by = f" by {each.session}" if each.session else ""
+                yield event(each.received_ms, "received", queue, channel, each.attempt, f"delivered{by}")
+                yield event(each.failed_ms, "failed", queue, channel, each.attempt, each.error or "no error was given")
+
+    if origin is None:
+        delay = f", due in {(life.due_ms - life.sent_ms) / 1_000:g} s" if life.due_ms > life.sent_ms else ""
+        yield event(life.sent_ms, "sent", life.queue, None, None, f"sent{delay}")
+    else:
+        yield event(origin.sent_ms, "sent", origin.queue, None, None, "sent")
+        yield from failed(origin.queue, origin.channel, origin.failures, origin.sequence)
+        what = "dead" if origin.failures else "sent"
+        yield event(life.sent_ms, what, life.queue, None, None, f"moved here from {origin.queue}")
+    for each in life.channels:
+        yield from failed(life.queue, each.channel, each.failures, life.sequence)
+        if each.state is State.LEASED:
+            by = f" by {each.holder}" if each.holder else ""
+            yield event(each.received_ms, "received", life.queue, each.channel, each.attempts, f"delivered{by}")
+            text = "the lease ends, if it is not settled before"
+            yield event(each.deadline_ms, "lease ends", life.queue, each.channel, each.attempts, text)
+        elif each.state is State.DELAYED and each.deadline_ms:
+            yield event(each.deadline_ms, "due", life.queue, each.channel, None, "comes due")
 
 
 def record_list(broker: Names, records: CoreRecords) -> list[Record]:

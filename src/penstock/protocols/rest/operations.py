@@ -186,7 +186,14 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "queue": {"schema": _NAME, "description": "A queue's name."},
     "channel": {"schema": _NAME, "description": "A channel's name."},
     "consumer": {"schema": _NAME, "description": "A consumer's name."},
-    "session": {"schema": {"type": "string", "pattern": "^[0-9]{1,19}$"}, "description": "A session."},
+    "session": {
+        "schema": {"type": "string", "pattern": "^[0-9]{1,19}$|^[0-9]{1,9}-[0-9]{1,18}$"},
+        "description": "A session.",
+    },
+    "message": {
+        "schema": {"type": "string", "maxLength": 128},
+        "description": "A message's id, or its sequence number.",
+    },
     "task": {"schema": {"type": "string", "pattern": "^[0-9]{1,18}$"}, "description": "A redrive's number."},
 }
 _ABOUT = """Durable queues over HTTP. Lengths of time are seconds, moments are seconds since 1970.

@@ -234,6 +234,12 @@ EXPLAINED = (
         "consumer_not_found", 404, "The queue has no consumer of this name.", "Acknowledge an offset: that creates it."
     ),
     Explained("session_not_found", 404, "The session has ended, or never was.", "Open a new session."),
+    Explained(
+        "message_not_found",
+        404,
+        "There is no message with this id: it is done in every channel, gone by retention, or never was.",
+        "Look for it in the queue's dead letters.",
+    ),
     Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
     Explained("not_found", 404, "What the request names is not there.", _NAME),
     Explained(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import UNSET
 
 from penstock.core.commands import (
+    MAIN,
     Browse,
     CancelRedrive,
     ChangeQueue,
@@ -31,10 +31,14 @@ from penstock.core.commands import (
     StartRedrive,
     Stats,
 )
-from penstock.core.errors import ChannelNotFound, NotFound, QueueDamaged, QueueNotFound, TaskNotFound
+from penstock.core.delivery.states import State
+from penstock.core.errors import ChannelNotFound, MessageNotFound, QueueDamaged, QueueNotFound, TaskNotFound
 from penstock.core.queues.config import SETTINGS, QueueConfig, dead_letter_name, kind_of, read_changes
+from penstock.core.queues.origin import error_group
+from penstock.core.transfer.redrive import is_wanted
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
+from penstock.protocols.rest.intervening import LOOKED_AT_MAX, sequences_of
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import invalid
@@ -296,23 +300,8 @@ _GROUPED_AT_A_TIME = 100
 _GROUPED_MAX = 20_000
 """Dead letters that one request looks at."""
 _GROUPS_MAX = 200
-_GROUP_LENGTH_MAX = 200
 _SAMPLE_LENGTH_MAX = 4_000
 """Of a body; of base64 as well, and it stays base64 because it can be divided by 4."""
-_VARYING = re.compile(
-    r"""'[^'\n]{0,500}'|"[^"\n]{0,500}"|\b0x[0-9A-Fa-f]+\b|"""
-    r"""\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|\b(?=[A-Fa-f]*\d)[0-9A-Fa-f]{12,}\b|\d+(?:\.\d+)*"""
-)
-
-
-def error_group(error: str) -> str:
-    """What an error has in common with others of its kind: its first line, without numbers, ids and quoted text.
-
-    >>> error_group("Timeout: no answer from 10.0.0.7 after 3.5 s for order 'A-17'")
-    'Timeout: no answer from # after # s for order #'
-    """
-    line = error.strip().partition("\n")[0][: 5 * _GROUP_LENGTH_MAX]
-    return _VARYING.sub("#", line)[:_GROUP_LENGTH_MAX].rstrip() or "no error was given"
 
 
 class DeadLetterQueues(Resource):
@@ -424,7 +413,13 @@ class Redrives(Resource):
         self.queue(body.queue)
         sequences = body.sequences
         if body.ids is not None:
-            sequences = await self._sequences_of(body.queue, body.ids)
+            found = await sequences_of(self, body.queue, body.ids)
+            absent = [text for text in body.ids if text not in found]
+            if absent:
+                raise MessageNotFound(f"queue {body.queue!r} has no message {absent[0]!r}")
+            sequences = sorted(found.values())
+        if body.dry_run:
+            return await self._counted(body, sequences)
         command = StartRedrive(
             queue=body.queue,
             target=body.target,
@@ -432,27 +427,54 @@ class Redrives(Resource):
             contains=None if body.contains is None else body.contains.encode(),
             error=body.error,
             per_second=body.rate,
+            group=body.group,
+            discard=body.discard,
         )
         return _described(await self.shard.call(command))
 
-    async def _sequences_of(self, queue: str, ids: list[str]) -> list[int]:
-        """Where messages are, by their ids: a dead letter keeps the id that it had, so that one has to look."""
-        wanted = set(ids)
-        found: list[int] = []
-        after = -1
-        while wanted:
-            seen: list[Seen] = await self.shard.call(Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME))
-            if not seen:
-                raise NotFound(f"queue {queue!r} has no message {min(wanted)!r}")
-            await self.shard.know(queue)
-            queue_id = self.queue(queue).id
-            for one in seen:
-                message_id = seen_message(self.broker, queue_id, one).id
-                if message_id in wanted:
-                    wanted.discard(message_id)
-                    found.append(one.sequence)
-            after = seen[-1].sequence
-        return found
+    async def _counted(self, body: NewRedrive, sequences: list[int] | None) -> Redrive:
+        """How many messages a redrive would be about."""
+        contains = None if body.contains is None else body.contains.encode()
+        to_move, counted_all = 0, True
+        if contains is None and body.error is None and body.group is None and sequences is None:
+            stats: Stats = await self.shard.call(QueueStats(name=body.queue))
+            main = stats.channels.get(MAIN)
+            to_move = main.ready if main is not None else 0
+        else:
+            selected = None if sequences is None else set(sequences)
+            after, looked_at = -1, 0
+            while True:
+                seen: list[Seen] = await self.shard.call(
+                    Browse(
+                        queue=body.queue, after=after, limit=_LOOKED_AT_A_TIME, states=(State.READY,), contains=contains
+                    )
+                )
+                to_move += sum(
+                    (selected is None or one.sequence in selected) and is_wanted(one, body.error, body.group)
+                    for one in seen
+                )
+                looked_at += len(seen)
+                if len(seen) < _LOOKED_AT_A_TIME:
+                    break
+                if looked_at >= LOOKED_AT_MAX:
+                    counted_all = False
+                    break
+                after = seen[-1].sequence
+        return Redrive(
+            task=0,
+            queue=body.queue,
+            target=body.target,
+            status="dry_run",
+            moved=0,
+            skipped=0,
+            to_move=to_move,
+            started_at=self.shard.now_ms() / 1_000,
+            error="",
+            rate=body.rate,
+            group=body.group,
+            discard=body.discard,
+            counted_all=counted_all,
+        )
 
     @operation("GET", "/v1/redrives")
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
@@ -493,4 +515,7 @@ def _described(task: RedriveTask) -> Redrive:
         to_move=task.to_move,
         started_at=task.started_ms / 1_000,
         error=task.error,
+        rate=task.per_second,
+        group=task.match_group,
+        discard=task.discard,
     )

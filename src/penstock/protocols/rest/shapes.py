@@ -259,6 +259,84 @@ class DeadLetters(SeenMessages, omit_defaults=False):
     """The dead-letter queue in which they are."""
 
 
+class Holder(Result, omit_defaults=False):
+    """Who holds a message."""
+
+    session: int
+    """0: nobody in particular, as over SQS."""
+    name: str
+
+
+class MessageInChannel(Result, omit_defaults=False):
+    """Where a message stands in one channel."""
+
+    channel: str
+    state: StateName
+    attempts: int
+    due_at: float | None
+    """When it comes due, while it is delayed; null: it waits for the queue, which is paused, or for nothing."""
+    lease_ends_at: float | None
+    received_at: float | None
+    """When it was handed out last, while that is known."""
+    first_received_at: float | None
+    holder: Holder | None
+    failures: list[FailedDelivery]
+
+
+class LifeEvent(Result, omit_defaults=False):
+    """Something that happened to a message, or will."""
+
+    at: float
+    what: Literal["sent", "received", "failed", "dead", "due", "lease ends"]
+    queue: str
+    channel: str | None
+    attempt: int | None
+    text: str
+
+
+class MessageLife(Content, omit_defaults=False, kw_only=True):
+    """A message: body, attributes, where it is, who holds it, when it is due, and all that happened to it."""
+
+    queue: str
+    dedup_id: str | None
+    priority: int
+    channels: list[MessageInChannel]
+    events: list[LifeEvent]
+    """Its whole life as far as it is known, the oldest first."""
+
+
+class NamedMessages(Shape):
+    """Messages, by their ids or by their sequence numbers."""
+
+    ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    channel: Name | None = None
+    """null: in every channel."""
+
+
+class NamedMessagesIn(Shape):
+    """Messages of a channel, by their ids or by their sequence numbers."""
+
+    ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    channel: Name = "main"
+
+
+class NewSchedule(NamedMessagesIn):
+    """Messages, and when they shall come due."""
+
+    due: Moment | None = None
+    delay: Seconds | None = None
+    """Seconds from now, instead."""
+
+
+class ChangedMessages(Result, omit_defaults=False):
+    """How many messages are as you want them, and which are not there, are done, or are held for a unit of work."""
+
+    changed: int
+    missing: list[str | int]
+
+
 class BrowseQuery(Shape):
     """Which messages."""
 
@@ -403,6 +481,12 @@ class NewRedrive(Shape):
     error: Annotated[str, Meta(max_length=4096)] | None = None
     rate: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Messages a second."""
+    group: Annotated[str, Meta(max_length=256)] | None = None
+    """Only those whose last error is of this kind, as `dead-letters/groups` names it."""
+    discard: bool = False
+    """Delete the messages, instead of moving them."""
+    dry_run: bool = False
+    """Only count: nothing is started. `to_move` says how many messages there are, `counted_all` whether that is all."""
 
 
 class Redrive(Result, omit_defaults=False):
@@ -411,12 +495,17 @@ class Redrive(Result, omit_defaults=False):
     task: int
     queue: str
     target: str | None
-    status: Literal["running", "done", "cancelled", "failed"]
+    status: Literal["running", "done", "cancelled", "failed", "dry_run"]
     moved: int
     skipped: int
     to_move: int
     started_at: float
     error: str
+    rate: int | None = None
+    group: str | None = None
+    discard: bool = False
+    counted_all: bool = True
+    """Of a dry run: false if there are more messages than it looked at."""
 
 
 class RedriveList(Result):
@@ -453,6 +542,48 @@ class Session(Result, omit_defaults=False):
 
     session: str
     ttl: float
+
+
+class SessionsQuery(Shape):
+    """How many sessions."""
+
+    limit: Limit = 200
+
+
+class HeldMessages(Result, omit_defaults=False):
+    """Messages of a channel that somebody holds."""
+
+    queue: str
+    channel: str
+    count: int
+    since: float
+    """When the oldest of them was handed out."""
+    until: float
+    """When the first of the leases ends."""
+
+
+class SessionRow(Result, omit_defaults=False):
+    """A session or a connection, and what it holds."""
+
+    session: str
+    """`DELETE /v1/sessions/{session}` ends it."""
+    name: str
+    is_connection: bool
+    """It ends with its connection."""
+    node: str
+    """Where its connection is, in a cluster."""
+    ttl: float | None
+    seen_at: float
+    held: int
+    leases: list[HeldMessages]
+
+
+class OpenSessions(Result, omit_defaults=False):
+    """Who holds messages: those with most first."""
+
+    sessions: list[SessionRow]
+    without_session: list[HeldMessages]
+    """Of one queue: leases of receivers that have no session (SQS, plain HTTP)."""
 
 
 class EndedSession(Result, omit_defaults=False):

@@ -1,0 +1,118 @@
+"""Messages of one channel that an operator names: deleted, or made due at another time, whatever their state.
+
+A message can only be marked while its chunk is in a window. What lies ahead of a cursor is brought in, with all that
+lies before it, so that nothing is handed out in another order; but no further than `LOOK_AHEAD` messages, as FIFO
+channels do. What waits far ahead comes near, and keeps its due time.
+
+What is leased and put off, or made ready, fails first, as if its receiver had released it: the receipt is worth
+nothing then, and two receivers never hold the same attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.delivery.columns import DELAYED, DONE, HELD_FROM, LEASED, READY
+from penstock.core.delivery.dispatch import LOOK_AHEAD
+from penstock.core.delivery.runs import cut
+from penstock.core.delivery.window import Entry, Window
+from penstock.core.errors import ChunkDamaged, InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.core.delivery.channel import Channel
+
+Part = tuple[int, int]
+_Apply = Callable[[Window, Entry, int, int, int], None]
+"""Does something to messages that are in one state: window, entry, first, stop, state."""
+
+
+def delete(channel: Channel, first: int, stop: int, now_ms: int) -> list[Part]:
+    """Messages are done. Returns which of them were there."""
+
+    def drop(window: Window, entry: Entry, low: int, high: int, _state: int) -> None:
+        channel.freed_rows(window, entry, low, high)
+        window.uncount(entry, low, high)
+        channel.finish(window, entry, low, high)
+
+    return _each(channel, first, stop, now_ms, drop)
+
+
+def reschedule(channel: Channel, first: int, stop: int, due_ms: int, now_ms: int, error: str) -> list[Part]:
+    """Messages come due then; now, if that is not later. Returns which of them were there."""
+
+    def put_off(window: Window, entry: Entry, low: int, high: int, state: int) -> None:
+        rows, count = window.rows(entry, low, high), high - low
+        if state == LEASED:
+            at = np.arange(rows.start, rows.stop, dtype=np.intp)
+            channel.redelivery.fail(window, at, now_ms, max(0, due_ms - now_ms), error)
+        elif state == DELAYED and due_ms <= now_ms:
+            channel.come_due(window, np.arange(rows.start, rows.stop, dtype=np.intp))
+        elif due_ms > now_ms:
+            if state == DELAYED:
+                window.columns.make_due(rows)
+            else:
+                window.ready -= count
+                window.delayed += count
+            window.columns.hold_back(rows, due_ms)
+            channel.watch(window, due_ms)
+            channel.write_buffer.touch(window, entry)
+
+    return _each(channel, first, stop, now_ms, put_off)
+
+
+def _each(channel: Channel, first: int, stop: int, now_ms: int, apply: _Apply) -> list[Part]:
+    """Apply something to those of some messages that are not done, and not held for a unit of work."""
+    _bring_in(channel, first, stop, now_ms)
+    found: list[Part] = []
+    for window in list(channel.windows.values()):
+        for base in [entry.base for entry, _, _ in window.overlaps(first, stop)]:
+            entry = window.entries.get(base)
+            if entry is None:
+                continue
+            low, high = max(first, entry.base), min(stop, entry.stop)
+            for state, start, end in _by_state(window, entry, low, high):
+                found.append((start, end))
+                apply(window, entry, start, end, state)
+    if found:
+        channel.dispatch.reset_indexes()
+        channel.touch()
+        channel.queue.broker.woke(channel)
+    return found
+
+
+def _by_state(window: Window, entry: Entry, first: int, stop: int) -> list[tuple[int, int, int]]:
+    """Runs of messages in one state that may be changed: (state, first, stop)."""
+    rows = window.rows(entry, first, stop)
+    states = window.columns.state[rows]
+    is_held = (states == LEASED) & (window.columns.holder[rows] >= HELD_FROM)
+    return [
+        (state, low, high)
+        for state in (READY, LEASED, DELAYED)
+        for is_so, low, high in cut((states == state) & ~is_held, first)
+        if is_so and state != DONE
+    ]
+
+
+def _bring_in(channel: Channel, first: int, stop: int, now_ms: int) -> None:
+    """Make sure that what is there of a run of messages is in a window."""
+    queue, dispatch = channel.queue, channel.dispatch
+    if queue.far:
+        queue.bring_near_for(channel, first, stop, now_ms)
+    for lane, cursor in channel.cursors.items():
+        if not cursor.ahead or stop <= cursor.sequence or not dispatch.lies_ahead(lane, cursor, first, stop):
+            continue
+        window = channel.windows[lane]
+        while cursor.ahead and cursor.sequence < stop:
+            if window.ready + window.delayed + window.leased > LOOK_AHEAD:
+                raise InvalidRequest(
+                    f"more than {LOOK_AHEAD} messages of queue {queue.name!r} wait before message {first}: it cannot "
+                    "be changed by itself before they are received"
+                )
+            try:
+                if dispatch.enter_next(window, cursor, now_ms) is None:
+                    break
+            except ChunkDamaged:
+                continue  # quarantined and reported by now

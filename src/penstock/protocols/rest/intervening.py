@@ -1,0 +1,179 @@
+"""Single messages by their ids: their whole life, and what an operator does to them.
+
+An id says its queue and its sequence number. A dead letter keeps the id that it had where it failed: in its dead-letter
+queue it is found by looking, as far as `LOOKED_AT_MAX` messages.
+"""
+
+from __future__ import annotations
+
+from penstock.core.commands import Browse, Changed, DeleteMessages, Life, LookUp, RescheduleMessages, Seen
+from penstock.core.delivery.receipt import open_message_id
+from penstock.core.errors import MessageNotFound
+from penstock.core.queues.config import dead_letter_name
+from penstock.core.queues.origin import Origin
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.contents import life_of, milliseconds
+from penstock.protocols.rest.operations import Resource, operation
+from penstock.protocols.rest.problems import invalid
+from penstock.protocols.rest.shapes import (
+    SEQUENCE_MAX,
+    ChangedMessages,
+    MessageLife,
+    NamedMessages,
+    NamedMessagesIn,
+    NewSchedule,
+)
+
+_LOOKED_AT_A_TIME = 1_000
+LOOKED_AT_MAX = 100_000
+"""Messages that one request looks at to find ids."""
+
+
+async def sequences_of(resource: Resource, queue: str, ids: list[str]) -> dict[str, int]:
+    """Where messages are in a queue, by their ids. What is not there is missing.
+
+    The id of a message that was sent to the queue says it. One that was moved there has kept the id from before.
+    """
+    await resource.shard.know(queue)
+    queue_id, realm = resource.queue(queue).id, resource.broker.meta.realm
+    found: dict[str, int] = {}
+    wanted: set[str] = set()
+    for text in ids:
+        opened = open_message_id(realm, text)
+        if opened is not None and opened[0] == queue_id:
+            found[text] = opened[1]
+        else:
+            wanted.add(text)
+    after, looked_at = -1, 0
+    while wanted and looked_at < LOOKED_AT_MAX:
+        seen: list[Seen] = await resource.shard.call(Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME))
+        for one in seen:
+            data = one.chunk.origin(one.index)
+            if data is not None and (text := Origin.decode(data).id) in wanted:
+                wanted.discard(text)
+                found[text] = one.sequence
+        looked_at += len(seen)
+        if len(seen) < _LOOKED_AT_A_TIME:
+            break
+        after = seen[-1].sequence
+    return found
+
+
+class SingleMessages(Resource):
+    """Messages by their ids."""
+
+    tag = "messages"
+
+    @operation("GET", "/v1/messages/{message}")
+    async def find_message(self, caller: Caller, message: str) -> MessageLife:
+        """Find a message by its id alone, and show its whole life: in its queue, or among its dead letters."""
+        opened = open_message_id(self.broker.meta.realm, message)
+        if opened is None:
+            raise invalid(f"{message[:50]!r} is no message id: ids look like 9e3779b9-7f4a-7c15-0000-0000000000ff")
+        queue_id, sequence = opened
+        name = await self._queue_name(queue_id)
+        if name is None:
+            raise _missing(message)
+        caller.need(name, LookUp)
+        found: list[Life] = []
+        if sequence <= SEQUENCE_MAX:
+            found = await self.shard.call(LookUp(queue=name, sequences=[sequence]))
+        if not found:
+            await self.shard.know(name)
+            target = self.queue(name).config.dead_letter or dead_letter_name(name)
+            await self.shard.know(target)
+            if target in self.broker.queues and caller.principal.may(target, LookUp):
+                places = await sequences_of(self, target, [message])
+                if message in places:
+                    found = await self.shard.call(LookUp(queue=target, sequences=[places[message]]))
+        if not found:
+            raise _missing(message)
+        return life_of(self.broker, found[0])
+
+    @operation("GET", "/v1/queues/{queue}/messages/{message}")
+    async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
+        """Show a message's whole life: where it stands in each channel, every failure, who holds it, when it is due.
+
+        It is named by its id, or by its sequence number.
+        """
+        caller.need(queue, LookUp)
+        sequence = await self._sequence(queue, message)
+        found: list[Life] = await self.shard.call(LookUp(queue=queue, sequences=[sequence]))
+        if not found:
+            raise _missing(message)
+        return life_of(self.broker, found[0])
+
+    @operation("DELETE", "/v1/queues/{queue}/messages/{message}")
+    async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:
+        """Delete a message in every channel, whoever holds it."""
+        caller.need(queue, DeleteMessages)
+        sequence = await self._sequence(queue, message)
+        changed: Changed = await self.shard.call(caller.named(DeleteMessages(queue=queue, sequences=[sequence])))
+        if changed.missing:
+            raise _missing(message)
+        return ChangedMessages(changed=changed.count, missing=[])
+
+    @operation("POST", "/v1/queues/{queue}/messages/delete")
+    async def delete_messages(self, caller: Caller, queue: str, body: NamedMessages) -> ChangedMessages:
+        """Delete messages by id or sequence number, in one channel or in all, whoever holds them."""
+        caller.need(queue, DeleteMessages)
+        sequences, missing = await self._sequences(queue, body)
+        command = DeleteMessages(queue=queue, sequences=sequences, channel=body.channel)
+        return await self._changed(caller, command, missing)
+
+    @operation("POST", "/v1/queues/{queue}/messages/release")
+    async def release_named_messages(self, caller: Caller, queue: str, body: NamedMessagesIn) -> ChangedMessages:
+        """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
+        caller.need(queue, RescheduleMessages)
+        sequences, missing = await self._sequences(queue, body)
+        error = f"released by {caller.principal.name}"
+        command = RescheduleMessages(queue=queue, sequences=sequences, channel=body.channel, error=error)
+        return await self._changed(caller, command, missing)
+
+    @operation("POST", "/v1/queues/{queue}/messages/reschedule")
+    async def reschedule_messages(self, caller: Caller, queue: str, body: NewSchedule) -> ChangedMessages:
+        """Make messages due at another time. What is leased is released first: its delivery has failed."""
+        caller.need(queue, RescheduleMessages)
+        if (body.due is None) == (body.delay is None):
+            raise invalid("give either due or delay")
+        due_ms = milliseconds(body.due, "due")
+        if due_ms is None:
+            due_ms = self.shard.now_ms() + (milliseconds(body.delay, "delay") or 0)
+        sequences, missing = await self._sequences(queue, body)
+        error = f"rescheduled by {caller.principal.name}"
+        command = RescheduleMessages(queue=queue, sequences=sequences, channel=body.channel, due_ms=due_ms, error=error)
+        return await self._changed(caller, command, missing)
+
+    async def _changed(
+        self, caller: Caller, command: DeleteMessages | RescheduleMessages, missing: list[str | int]
+    ) -> ChangedMessages:
+        if not command.sequences:
+            return ChangedMessages(changed=0, missing=missing)
+        changed: Changed = await self.shard.call(caller.named(command))
+        return ChangedMessages(changed=changed.count, missing=[*missing, *changed.missing])
+
+    async def _sequences(self, queue: str, named: NamedMessagesIn | NamedMessages) -> tuple[list[int], list[str | int]]:
+        """The sequence numbers of messages, and the ids that are not there."""
+        if (named.ids is None) == (named.sequences is None):
+            raise invalid("give either ids or sequences")
+        if named.sequences is not None:
+            return named.sequences, []
+        assert named.ids is not None
+        found = await sequences_of(self, queue, named.ids)
+        return sorted(found.values()), [text for text in named.ids if text not in found]
+
+    async def _sequence(self, queue: str, message: str) -> int:
+        if message.isascii() and message.isdigit() and len(message) < 20:
+            return int(message)
+        sequence = (await sequences_of(self, queue, [message])).get(message)
+        if sequence is None or sequence > SEQUENCE_MAX:
+            raise _missing(message)
+        return sequence
+
+    async def _queue_name(self, queue_id: int) -> str | None:
+        name = self.broker.queue_name(queue_id)
+        return name if name is not None else await self.shard.name_of(queue_id)
+
+
+def _missing(message: str) -> MessageNotFound:
+    return MessageNotFound(f"there is no message {message[:50]!r}: it is done in every channel, or gone")
