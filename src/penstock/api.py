@@ -16,6 +16,7 @@ from penstock.client.content import (
     SentMessage,
     SentMessages,
 )
+from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
 from penstock.client.queue_settings import QueueSettings
@@ -111,6 +112,7 @@ __all__ = [
     "Listener",
     "ListenerMetrics",
     "Message",
+    "MessageLife",
     "MessageNotFound",
     "MessageTooLarge",
     "NoCommonVersion",

@@ -21,6 +21,10 @@ SECTIONS = {
         "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
         "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
         "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
+        "explain": Place("penstock.cli.explain:explain", "Tell the whole life of a message, by its id."),
+        "message": Place(
+            "penstock.cli.explain:single_messages", "Delete, release and reschedule messages by id: no lease is needed."
+        ),
         "redrive": Place("penstock.cli.queues:redrive", "Move dead letters back to where they failed."),
     },
     "Queues": {

@@ -275,6 +275,10 @@ def redrive(
     message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
     contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
     error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
+    group: Annotated[
+        str | None, Option(help="Only messages whose last error is of this kind: numbers and quoted text are `#`.")
+    ] = None,
+    discard: Annotated[bool, Option("--discard", help="Delete the messages, instead of moving them.")] = False,
     rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
     wait: Annotated[bool, Option(help="Wait until it is done. A server goes on without waiting.")] = True,
     tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
@@ -288,9 +292,11 @@ def redrive(
         print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
         return
     needle = None if contains is None else contains.encode(errors="surrogateescape")
-    started = ps.redrive(queue, to=to, ids=message_id, contains=needle, error=error, rate=rate)
+    started = ps.redrive(
+        queue, to=to, ids=message_id, contains=needle, error=error, rate=rate, group=group, discard=discard
+    )
     task = _followed(started, queue) if wait else started.progress()
-    text = f"{task.status}: {task.moved:,} moved, {task.skipped:,} left where they are"
+    text = f"{task.status}: {task.moved:,} {'deleted' if discard else 'moved'}, {task.skipped:,} left where they are"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
     if task.status in ("failed", "cancelled"):
         raise click.exceptions.Exit(Exit.FAILED)

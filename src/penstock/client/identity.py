@@ -8,6 +8,11 @@ from typing import Protocol
 class Identity(Protocol):
     """Ids and receipts. They stay what they are over restarts."""
 
+    @property
+    def realm(self) -> int:
+        """What message ids are made of, besides queue and number."""
+        ...
+
     def message_id(self, queue_id: int, sequence: int) -> str:
         """A message's id, in the form of a UUID."""
         ...

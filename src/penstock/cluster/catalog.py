@@ -242,6 +242,11 @@ class Catalog:
             return None
         return next((name for name, channel in queue.channels.items() if channel.id == channel_id), None)
 
+    @property
+    def realm(self) -> int:
+        """What message ids are made of, besides queue and number."""
+        return self.meta.realm
+
     def message_id(self, queue_id: int, sequence: int) -> str:
         """The identity of a message, in the shape of a UUID."""
         return message_id(self.meta.realm, queue_id, sequence)

@@ -658,6 +658,11 @@ class Broker:
         """The queues of which a partition is in this shard, in order, as they are now."""
         return iter(self.catalog.names.copy())
 
+    @property
+    def realm(self) -> int:
+        """What message ids are made of, besides queue and number."""
+        return self.meta.realm
+
     def message_id(self, queue_id: int, sequence: int) -> str:
         """The identity of a message, in the shape of a UUID: derived, never stored."""
         return message_id(self.meta.realm, queue_id, sequence)

@@ -1227,6 +1227,14 @@ class LookUp(Command):
     sequences: list[int]
 
 
+class NameQueue(Command):
+    """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
+
+    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    queue_id: int
+
+
 class Changed(msgspec.Struct):
     """What became of messages that an operator named: those that are not in `missing` are as he wants them."""
 
@@ -1265,6 +1273,8 @@ class RescheduleMessages(Command):
     due_ms: int = 0
     error: str = "released by an operator"
     """What the failed delivery of a leased message is remembered with."""
+    delay_ms: int | None = None
+    """How long from now, instead of `due_ms`."""
 
 
 class RedriveTask(msgspec.Struct):

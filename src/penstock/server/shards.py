@@ -171,10 +171,6 @@ class Shards(Protocol):
         """As `ask_each`, of the shards that have a part of a queue."""
         ...
 
-    async def name_of(self, queue_id: int) -> str | None:
-        """The name of a queue by its id, wherever it is; None if it is gone."""
-        ...
-
     async def ask_shard(self, shard: int, command: Command) -> Any:
         """Ask one shard, by its number."""
         ...

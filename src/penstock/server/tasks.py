@@ -273,10 +273,6 @@ class AsyncShard:
         """Ask the shards of a queue: there is this one."""
         return await self.ask_each(command)
 
-    async def name_of(self, queue_id: int) -> str | None:
-        """The name of a queue by its id: they are all here."""
-        return self.identity.queue_name(queue_id)
-
     async def ask_shard(self, shard: int, command: Command) -> Any:
         """Ask one shard: this one."""
         return await self.call(command)

@@ -158,7 +158,11 @@ EXAMPLES: list[tuple[Command, Any]] = [
         [commands.Life("q", 1, 4, 9, b"x", channels=[commands.ChannelLife("main", State.LEASED, failures=[FAILURE])])],
     ),
     (commands.DeleteMessages(queue="q", sequences=[4], channel="c"), commands.Changed(1, [5])),
-    (commands.RescheduleMessages(queue="q", sequences=[4], channel="c", due_ms=5, error="e"), commands.Changed(1)),
+    (
+        commands.RescheduleMessages(queue="q", sequences=[4], channel="c", due_ms=5, error="e", delay_ms=6),
+        commands.Changed(1),
+    ),
+    (commands.NameQueue(queue_id=5), "q"),
     (
         commands.ListSessions(queue="q", after=3, limit=4),
         [commands.SessionInfo(4, "s", 5, 6, "c", True, [commands.HeldLeases("q", "main", 1, 2, 3)])],

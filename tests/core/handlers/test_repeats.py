@@ -63,6 +63,7 @@ CASES = (
     ),
     Case(c.TallyQueues(), [SEND], [SEND]),
     Case(c.ListSessions(queue="orders"), [*HELD], [SEND]),
+    Case(c.NameQueue(queue_id=1), [SEND], [SEND]),
     Case(c.LookUp(queue="orders", sequences=[0]), [SEND], [SEND]),
     Case(c.DeleteMessages(queue="orders", sequences=[0]), [SEND], [SEND]),
     Case(
@@ -167,6 +168,9 @@ def test_every_command_that_says_it_reads_changes_nothing() -> None:
         c.ListQueues(),
         c.QueueStats(name="orders"),
         c.TallyQueues(),
+        c.ListSessions(),
+        c.LookUp(queue="orders", sequences=[0]),
+        c.NameQueue(queue_id=1),
         c.RecallWork(named=Once("c", 1)),
         c.LastMark(name="stream"),
         c.ReadOutbox(target=0, after=-1),

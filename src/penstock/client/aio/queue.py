@@ -12,6 +12,7 @@ from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import PeekedMessage, Record, RecordList, SentMessage, SentMessages, record_list
+from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
 from penstock.client.times import Moment, Seconds, lease_length_ms, length_ms, moment_ms
@@ -20,16 +21,20 @@ from penstock.core.commands import (
     Ack,
     AckConsumer,
     Browse,
+    Changed,
     ChangeQueue,
     ChannelStats,
     CreateChannel,
     CreateQueue,
     DeleteChannel,
     DeleteConsumer,
+    DeleteMessages,
     DeleteQueue,
     Delivery,
     DescribeQueue,
     Extend,
+    Life,
+    LookUp,
     PauseChannel,
     PurgeChannel,
     PurgeQueue,
@@ -38,17 +43,49 @@ from penstock.core.commands import (
     ReadRecords,
     Receive,
     Release,
+    RescheduleMessages,
     Seen,
     Send,
     Sent,
     Stats,
 )
+from penstock.core.delivery.receipt import opened_with
 from penstock.core.delivery.states import State
-from penstock.core.errors import ChannelNotFound, InvalidRequest, QueueNotFound
+from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageNotFound, QueueNotFound
 from penstock.core.queues.attributes import Attributes, encode_attributes
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
 """Every state but DONE."""
+
+
+_PAGE = 1_000
+
+
+async def sequences_of(caller: AsyncCaller, queue: str, messages: Iterable[str | int]) -> list[int]:
+    """The sequence numbers of messages that are named by id, or by number.
+
+    An id says the number in the queue that it was sent to. A message that was moved keeps its id, so one has to look.
+    """
+    given = [messages] if isinstance(messages, str) else list(messages)
+    found = {one for one in given if isinstance(one, int)}
+    wanted = {one for one in given if isinstance(one, str)}
+    if wanted:
+        info: QueueInfo = await caller.call(DescribeQueue(name=queue))
+        own = {one: opened_with(caller.identity.message_id(info.queue_id, 0), one) for one in wanted}
+        found.update(sequence for sequence in own.values() if sequence is not None)
+        wanted = {one for one, sequence in own.items() if sequence is None}
+        after = -1
+        while wanted:
+            page: list[Seen] = await caller.call(Browse(queue=queue, after=after, limit=_PAGE))
+            if not page:
+                raise MessageNotFound(f"queue {queue!r} holds no message with the id {min(wanted)}")
+            for one in page:
+                message = PeekedMessage(caller.identity, info.queue_id, one)
+                if message.id in wanted:
+                    wanted.discard(message.id)
+                    found.add(message.sequence)
+            after = page[-1].sequence
+    return sorted(found)
 
 
 class AsyncReceiver:
@@ -164,6 +201,49 @@ class AsyncReceiver:
         info: QueueInfo = await self._caller.call(DescribeQueue(name=self._queue))
         return [PeekedMessage(self._caller.identity, info.queue_id, one) for one in seen]
 
+    # -- one by one, without a lease --
+
+    async def look_up(self, message: str | int) -> MessageLife:
+        """A message of this queue by its id or its sequence number, with all that is known of it.
+
+        `MessageNotFound` if it is done in every channel, or gone.
+        """
+        (sequence,) = await sequences_of(self._caller, self._queue, [message])
+        found: list[Life] = await self._caller.call(LookUp(queue=self._queue, sequences=[sequence]))
+        if not found:
+            raise MessageNotFound(f"queue {self._queue!r} has no message {message!r}: it is done, or gone")
+        return MessageLife(self._caller.identity, found[0])
+
+    async def delete_messages(self, messages: Iterable[str | int]) -> int:
+        """Delete messages by id or sequence number, whoever holds them: a queue's in all channels. Returns how many."""
+        sequences = await sequences_of(self._caller, self._queue, messages)
+        command = DeleteMessages(queue=self._queue, sequences=sequences, channel=self._deletes_in())
+        changed: Changed = await self._caller.call(command)
+        return changed.count
+
+    async def release_messages(self, messages: Iterable[str | int]) -> int:
+        """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
+        return await self._reschedule(messages, 0)
+
+    async def reschedule_messages(
+        self, messages: Iterable[str | int], *, due: Moment | None = None, delay: Seconds | None = None
+    ) -> int:
+        """Make messages due at another time: at `due`, or in `delay` seconds. Leases end first."""
+        if (due is None) == (delay is None):
+            raise InvalidRequest("give either due or delay")
+        return await self._reschedule(messages, moment_ms(due, "due") or 0, length_ms(delay, "delay"))
+
+    async def _reschedule(self, messages: Iterable[str | int], due_ms: int, delay_ms: int | None = None) -> int:
+        sequences = await sequences_of(self._caller, self._queue, messages)
+        command = RescheduleMessages(
+            queue=self._queue, sequences=sequences, channel=self._channel, due_ms=due_ms, delay_ms=delay_ms
+        )
+        changed: Changed = await self._caller.call(command)
+        return changed.count
+
+    def _deletes_in(self) -> str | None:
+        return self._channel
+
     async def search(self, contains: Body, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
         """Messages whose body holds these bytes, without taking them."""
         return await self.browse(after=after, limit=limit, contains=encode_body(contains))
@@ -261,6 +341,9 @@ class AsyncQueue(AsyncReceiver):
     def name(self) -> str:
         """The queue's name."""
         return self._queue
+
+    def _deletes_in(self) -> str | None:
+        return None  # in every channel
 
     # -- sending --
 

@@ -7,12 +7,13 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.client.bodies import Body, encode_body
+from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerSettings
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import config_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.listener import Listener, run_together
-from penstock.client.sync.queue import Queue
+from penstock.client.sync.queue import Queue, sequences_of
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.times import Seconds, length_ms
 from penstock.core.backoff import backoff
@@ -24,11 +25,20 @@ from penstock.core.commands import (
     Heartbeat,
     ListQueues,
     ListRedrives,
+    NameQueue,
     OpenSession,
     RedriveTask,
     StartRedrive,
 )
-from penstock.core.errors import InvalidRequest, SessionNotFound, TaskNotFound
+from penstock.core.delivery.receipt import open_message_id
+from penstock.core.errors import (
+    InvalidRequest,
+    MessageNotFound,
+    QueueNotFound,
+    SessionNotFound,
+    TaskNotFound,
+)
+from penstock.core.queues.config import dead_letter_name
 
 
 class Session:
@@ -198,19 +208,24 @@ class Penstock:
         contains: Body | None = None,
         error: str | None = None,
         rate: int | None = None,
+        group: str | None = None,
+        discard: bool = False,
     ) -> Redrive:
-        """Move messages of a dead-letter queue to where they came from, or to the queue `to`.
+        """Move messages of a dead-letter queue to where they came from, or to the queue `to`; or delete them.
 
         All of them; or those with these `ids` (or sequence numbers), those whose body holds `contains`, those one of
-        whose errors holds `error`. `rate`: so many a second at most.
+        whose errors holds `error`, those whose last error is of the kind `group`. `rate`: so many a second at most.
+        With `discard` they are deleted.
         """
         command = StartRedrive(
             queue=queue,
             target=to,
-            sequences=None if ids is None else self._sequences(queue, ids),
+            sequences=None if ids is None else sequences_of(self._caller, queue, ids),
             contains=None if contains is None else encode_body(contains),
             error=error,
             per_second=rate,
+            group=group,
+            discard=discard,
         )
         task: RedriveTask = self._caller.call(command)
         return Redrive(self._caller, task)
@@ -220,20 +235,26 @@ class Penstock:
         tasks: list[RedriveTask] = self._caller.call(ListRedrives(queue=queue))
         return tasks
 
-    def _sequences(self, queue: str, ids: Iterable[str | int]) -> list[int]:
-        """The sequence numbers of messages that are named by id. A moved message keeps its id, so one has to look."""
-        given = list(ids)
-        found = {one for one in given if isinstance(one, int)}
-        missing = {one for one in given if isinstance(one, str)}
-        after, handle = -1, self.queue(queue)
-        while missing:
-            page = handle.browse(after=after, limit=_PAGE)
-            if not page:
-                raise InvalidRequest(f"queue {queue!r} holds no message with the id {min(missing)}")
-            found.update(message.sequence for message in page if message.id in missing)
-            missing.difference_update(message.id for message in page)
-            after = page[-1].sequence
-        return sorted(found)
+    def find_message(self, message_id: str) -> MessageLife:
+        """A message by its id alone, with all that is known of it: in its queue, or among its dead letters.
+
+        `MessageNotFound` if it is done in every channel, or gone.
+        """
+        name: str | None = self._caller.call(NameQueue(queue_id=0))  # the connection knows the realm then
+        opened = open_message_id(self._caller.identity.realm, message_id)
+        if opened is not None:
+            name = self._caller.call(NameQueue(queue_id=opened[0]))
+        if opened is None or name is None:
+            raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never was")
+        try:
+            return self.queue(name).look_up(opened[1])
+        except MessageNotFound:
+            info = self.queue(name).info()
+        try:
+            return self.queue(info.config.dead_letter or dead_letter_name(name)).look_up(message_id)
+        except (QueueNotFound, MessageNotFound):
+            text = f"there is no message {message_id!r} in {name!r}, nor among its dead letters: it is done, or gone"
+            raise MessageNotFound(text) from None
 
     @property
     def damage(self) -> list[Damage]:

@@ -51,6 +51,7 @@ from penstock.core.commands import (
     LastMark,
     ListQueues,
     ListRedrives,
+    NameQueue,
     RecallWork,
     Receive,
     RedriveTask,
@@ -159,6 +160,9 @@ class ScatterGather:
             *(self._router.ask(shard, msgspec.structs.replace(command)) for shard in range(self._router.shards))
         )
         return merge_names(pages, command.limit)
+
+    async def _name_queue(self, command: NameQueue) -> str | None:
+        return await self._router.name_of(command.queue_id)
 
     async def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
         shards: list[int] = list(range(self._router.shards))

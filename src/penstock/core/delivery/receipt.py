@@ -69,6 +69,18 @@ def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
     return ((number >> 64) ^ realm) * _INVERSE & _MASK, number & _MASK
 
 
+def opened_with(own: str, text: str) -> int | None:
+    """The sequence number in a message id, if it is of the same queue as another id; None if it is not.
+
+    >>> own = message_id(7, 12, 0)
+    >>> opened_with(own, message_id(7, 12, 255)), opened_with(own, message_id(7, 9, 1))
+    (255, None)
+    """
+    if _ID.fullmatch(text) is None or text[:18] != own[:18]:
+        return None
+    return int(text.replace("-", "")[16:], 16)
+
+
 def receipt_key(secret: bytes, queue_id: int) -> bytes:
     """The key of a queue's receipts.
 

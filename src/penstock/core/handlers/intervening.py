@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from penstock.core.commands import Changed, DeleteMessages, Life, LookUp, RescheduleMessages
+from penstock.core.commands import Changed, DeleteMessages, Life, LookUp, NameQueue, RescheduleMessages
 from penstock.core.delivery import intervention
 from penstock.core.delivery.channel import Channel
 from penstock.core.errors import InvalidRequest
@@ -30,6 +30,9 @@ class Intervening:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+
+    def _name_queue(self, command: NameQueue) -> str | None:
+        return self.broker.queue_name(command.queue_id)
 
     def _look_up(self, command: LookUp) -> list[Life]:
         queue = self.broker.find_queue(command.queue, command.of_queue)
@@ -52,12 +55,13 @@ class Intervening:
         queue = self.broker.find_queue(command.queue, command.of_queue)
         channel = self.broker.find_channel(queue, command.channel)
         now_ms = self.broker.now_ms
-        if command.due_ms - now_ms > DELAY_MS_MAX:
-            raise InvalidRequest(f"due_ms is {command.due_ms}: it may be {DELAY_MS_MAX // 86_400_000} days ahead")
+        due_ms = command.due_ms if command.delay_ms is None else now_ms + command.delay_ms
+        if due_ms - now_ms > DELAY_MS_MAX:
+            raise InvalidRequest(f"the new time is {due_ms}: it may be {DELAY_MS_MAX // 86_400_000} days ahead")
         error = clean(command.error)
 
         def put_off(each: Channel, first: int, stop: int, now: int) -> list[tuple[int, int]]:
-            return intervention.reschedule(each, first, stop, max(command.due_ms, now), now, error)
+            return intervention.reschedule(each, first, stop, max(due_ms, now), now, error)
 
         return self._change(command.sequences, [channel], put_off)
 

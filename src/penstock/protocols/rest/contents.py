@@ -16,6 +16,7 @@ from penstock.core.commands import Records as CoreRecords
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
+from penstock.core.queues.life import events_of
 from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk, Section
 from penstock.protocols.rest.shapes import (
@@ -225,7 +226,17 @@ def life_of(broker: Names, life: Life) -> MessageLife:
         dedup_id=life.dedup_id,
         priority=life.priority,
         channels=[_in_channel(each, life.sequence) for each in life.channels],
-        events=sorted(_events(life, origin), key=lambda event: event.at),
+        events=[
+            LifeEvent(
+                at=event.at_ms / 1_000,
+                what=event.what,
+                queue=event.queue,
+                channel=event.channel,
+                attempt=event.attempt,
+                text=event.text,
+            )
+            for event in events_of(life)
+        ],
     )
 
 
@@ -242,38 +253,6 @@ def _in_channel(each: ChannelLife, sequence: int) -> MessageInChannel:
         holder=Holder(session=each.session, name=each.holder) if is_leased else None,
         failures=_failures(each.failures, sequence),
     )
-
-
-def _events(life: Life, origin: Origin | None) -> Iterable[LifeEvent]:
-    """What happened to a message, in no order."""
-
-    def event(at_ms: int, what: Any, queue: str, channel: str | None, attempt: int | None, text: str) -> LifeEvent:
-        return LifeEvent(at=at_ms / 1_000, what=what, queue=queue, channel=channel, attempt=attempt, text=text)
-
-    def failed(queue: str, channel: str, failures: Iterable[Failure], sequence: int) -> Iterable[LifeEvent]:
-        for each in failures:
-            if each.first <= sequence <= each.last:
-                by = f" by {each.session}" if each.session else ""
-                yield event(each.received_ms, "received", queue, channel, each.attempt, f"delivered{by}")
-                yield event(each.failed_ms, "failed", queue, channel, each.attempt, each.error or "no error was given")
-
-    if origin is None:
-        delay = f", due in {(life.due_ms - life.sent_ms) / 1_000:g} s" if life.due_ms > life.sent_ms else ""
-        yield event(life.sent_ms, "sent", life.queue, None, None, f"sent{delay}")
-    else:
-        yield event(origin.sent_ms, "sent", origin.queue, None, None, "sent")
-        yield from failed(origin.queue, origin.channel, origin.failures, origin.sequence)
-        what = "dead" if origin.failures else "sent"
-        yield event(life.sent_ms, what, life.queue, None, None, f"moved here from {origin.queue}")
-    for each in life.channels:
-        yield from failed(life.queue, each.channel, each.failures, life.sequence)
-        if each.state is State.LEASED:
-            by = f" by {each.holder}" if each.holder else ""
-            yield event(each.received_ms, "received", life.queue, each.channel, each.attempts, f"delivered{by}")
-            text = "the lease ends, if it is not settled before"
-            yield event(each.deadline_ms, "lease ends", life.queue, each.channel, each.attempts, text)
-        elif each.state is State.DELAYED and each.deadline_ms:
-            yield event(each.deadline_ms, "due", life.queue, each.channel, None, "comes due")
 
 
 def record_list(broker: Names, records: CoreRecords) -> list[Record]:

@@ -6,7 +6,7 @@ queue it is found by looking, as far as `LOOKED_AT_MAX` messages.
 
 from __future__ import annotations
 
-from penstock.core.commands import Browse, Changed, DeleteMessages, Life, LookUp, RescheduleMessages, Seen
+from penstock.core.commands import Browse, Changed, DeleteMessages, Life, LookUp, NameQueue, RescheduleMessages, Seen
 from penstock.core.delivery.receipt import open_message_id
 from penstock.core.errors import MessageNotFound
 from penstock.core.queues.config import dead_letter_name
@@ -71,7 +71,7 @@ class SingleMessages(Resource):
         if opened is None:
             raise invalid(f"{message[:50]!r} is no message id: ids look like 9e3779b9-7f4a-7c15-0000-0000000000ff")
         queue_id, sequence = opened
-        name = await self._queue_name(queue_id)
+        name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:
             raise _missing(message)
         caller.need(name, LookUp)
@@ -136,12 +136,12 @@ class SingleMessages(Resource):
         caller.need(queue, RescheduleMessages)
         if (body.due is None) == (body.delay is None):
             raise invalid("give either due or delay")
-        due_ms = milliseconds(body.due, "due")
-        if due_ms is None:
-            due_ms = self.shard.now_ms() + (milliseconds(body.delay, "delay") or 0)
+        due_ms, delay_ms = milliseconds(body.due, "due") or 0, milliseconds(body.delay, "delay")
         sequences, missing = await self._sequences(queue, body)
         error = f"rescheduled by {caller.principal.name}"
-        command = RescheduleMessages(queue=queue, sequences=sequences, channel=body.channel, due_ms=due_ms, error=error)
+        command = RescheduleMessages(
+            queue=queue, sequences=sequences, channel=body.channel, due_ms=due_ms, error=error, delay_ms=delay_ms
+        )
         return await self._changed(caller, command, missing)
 
     async def _changed(
@@ -169,10 +169,6 @@ class SingleMessages(Resource):
         if sequence is None or sequence > SEQUENCE_MAX:
             raise _missing(message)
         return sequence
-
-    async def _queue_name(self, queue_id: int) -> str | None:
-        name = self.broker.queue_name(queue_id)
-        return name if name is not None else await self.shard.name_of(queue_id)
 
 
 def _missing(message: str) -> MessageNotFound:

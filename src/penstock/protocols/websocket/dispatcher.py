@@ -40,6 +40,7 @@ from penstock.core.commands import (
     LastMark,
     ListQueues,
     ListRedrives,
+    NameQueue,
     OpenSession,
     QueueStats,
     ReadRecords,
@@ -367,6 +368,8 @@ class Dispatcher:
                 reply = session_handle(self._shard.identity.meta.secret, self._principal, reply)
             elif isinstance(command, ListRedrives) and self._principal is not ANYBODY:
                 reply = [task for task in reply if self._principal.may(task.queue, QueueStats)]
+            elif isinstance(command, NameQueue) and reply is not None and not self._principal.may_see(reply):
+                reply = None
             self._answer(request.number, Kind.REPLY, reply)
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not self._is_ours(error):
