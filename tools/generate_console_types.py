@@ -81,7 +81,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return f"({of})[]" if " " in of else f"{of}[]"
     if kind == "object":
         values = schema.get("additionalProperties")
-        return f"Record<string, {_type(values) if isinstance(values, dict) else 'unknown'}>"
+        return f"{{ [name: string]: {_type(values) if isinstance(values, dict) else 'unknown'} }}"
     return _PLAIN.get(str(kind), "unknown")
 
 

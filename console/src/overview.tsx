@@ -36,7 +36,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
               { label: "Leased", value: number(totals!.leased) },
               { label: "Delayed", value: number(totals!.delayed) },
               { label: "Failed for good", value: number(totals!.dead), kind: totals!.dead ? "warn" : "" },
-              { label: "Messages stored", value: bytes(totals!.bytes) },
+              { label: "Stored", value: bytes(totals!.bytes) },
               ...(now.disk
                 ? [
                     {

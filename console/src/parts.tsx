@@ -160,6 +160,14 @@ export interface Line {
 }
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5"];
 const HEIGHT = 170;
+const DAY = 86_400;
+/** A moment on an axis, as exact as the axis is long. */
+function clock(tick: number, times: ArrayLike<number>): string {
+  const at = new Date(tick * 1000);
+  const length = (times[times.length - 1] ?? 0) - (times[0] ?? 0);
+  if (length > 2 * DAY) return at.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
+  return at.toLocaleTimeString("en-GB", length < 600 ? {} : { hour: "2-digit", minute: "2-digit" });
+}
 
 export function Chart({ title, times, lines, shown = number }: { title: string; times: number[]; lines: Line[]; shown?: (value: number) => string }) {
   const at = useRef<HTMLDivElement>(null);
@@ -181,9 +189,9 @@ export function Chart({ title, times, lines, shown = number }: { title: string; 
         legend: { show: false },
         scales: {
           x: { range: (plot) => [Math.min(plot.data[0][0] ?? 0, (plot.data[0].at(-1) ?? 0) - 60), plot.data[0].at(-1) ?? 0] },
-          y: { range: (_, __, top) => [0, Math.max(1e-3, (top ?? 0) * 1.1) || 1] },
+          y: { range: (_, __, top) => [0, top ? top * 1.1 : 1] },
         },
-        axes: [{ ...axis, size: 30 }, { ...axis, size: 58, values: (_, ticks) => ticks.map(shown) }],
+        axes: [{ ...axis, size: 28, space: 70, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot.data[0])) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(shown) }],
         series: [
           {},
           ...lines.map((line, index) => ({

@@ -40,10 +40,10 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
               { label: "Messages", value: number(stats.messages) },
               { label: "Stored", value: bytes(stats.bytes) },
               { label: "Oldest", value: stats.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - stats.oldest_sent_at) },
-              { label: "Sent a second", value: rate(rates?.sent ?? null) },
-              { label: "Delivered a second", value: rate(rates?.delivered ?? null) },
-              { label: "Acked a second", value: rate(rates?.acked ?? null) },
-              { label: "Failed a second", value: rate(rates?.failed ?? null), kind: rates?.failed ? "bad" : "" },
+              { label: "Sent/s", value: rate(rates?.sent ?? null) },
+              { label: "Delivered/s", value: rate(rates?.delivered ?? null) },
+              { label: "Acked/s", value: rate(rates?.acked ?? null) },
+              { label: "Failed/s", value: rate(rates?.failed ?? null), kind: rates?.failed ? "bad" : "" },
               { label: "Sent ever", value: number(stats.sent) },
               ...(stats.quarantined ? [{ label: "Damaged", value: number(stats.quarantined), kind: "bad" }] : []),
               { label: "Age of the queue", value: duration(Date.now() / 1000 - found.created_at) },
@@ -292,7 +292,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
       </Ask>
     );
   }
-  const channel = asked.channel;
+  const { channel } = asked as { channel: string };
   const at = { queue: name, channel };
   const waiting = queue?.stats.channels.find((each) => each.name === channel);
   const number_ = number((waiting?.ready ?? 0) + (waiting?.leased ?? 0) + (waiting?.delayed ?? 0));

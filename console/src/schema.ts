@@ -8,6 +8,10 @@ export interface Alarm {
   queue: string | null;
   text: string;
 }
+export interface ChangedMessages {
+  changed: number;
+  missing: (string | number)[];
+}
 export interface ChannelCounts {
   name: string;
   ready: number;
@@ -93,10 +97,55 @@ export interface Held {
   receipt?: string;
   receipts?: string[];
 }
+export interface HeldMessages {
+  queue: string;
+  channel: string;
+  count: number;
+  since: number;
+  until: number;
+}
+export interface Holder {
+  session: number;
+  name: string;
+}
+export interface LifeEvent {
+  at: number;
+  what: "dead" | "due" | "failed" | "lease ends" | "received" | "sent";
+  queue: string;
+  channel: string | null;
+  attempt: number | null;
+  text: string;
+}
 export interface Me {
   name: string;
   grants: RightsOn[];
   needs_credentials: boolean;
+}
+export interface MessageInChannel {
+  channel: string;
+  state: "delayed" | "done" | "leased" | "ready";
+  attempts: number;
+  due_at: number | null;
+  lease_ends_at: number | null;
+  received_at: number | null;
+  first_received_at: number | null;
+  holder: Holder | null;
+  failures: FailedDelivery[];
+}
+export interface MessageLife {
+  id: string;
+  sequence: number;
+  body: string;
+  sent_at: number;
+  encoding?: "base64" | "text";
+  attributes?: { [name: string]: string | number | TypedValue };
+  group?: string | null;
+  origin?: MessageOrigin | null;
+  queue: string;
+  dedup_id: string | null;
+  priority: number;
+  channels: MessageInChannel[];
+  events: LifeEvent[];
 }
 export interface MessageOrigin {
   queue: string;
@@ -112,6 +161,16 @@ export interface NamedCounts {
   name: string;
   stats: QueueCounts;
 }
+export interface NamedMessages {
+  ids?: string[] | null;
+  sequences?: number[] | null;
+  channel?: string | null;
+}
+export interface NamedMessagesIn {
+  ids?: string[] | null;
+  sequences?: number[] | null;
+  channel?: string;
+}
 export interface NewChannel {
   name: string;
   start?: "head" | "tail" | number;
@@ -119,7 +178,7 @@ export interface NewChannel {
 export interface NewMessage {
   body: string;
   encoding?: "base64" | "text";
-  attributes?: Record<string, string | number | TypedValue>;
+  attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   dedup_id?: string | null;
   priority?: number;
@@ -139,6 +198,16 @@ export interface NewRedrive {
   contains?: string | null;
   error?: string | null;
   rate?: number | null;
+  group?: string | null;
+  discard?: boolean;
+  dry_run?: boolean;
+}
+export interface NewSchedule {
+  ids?: string[] | null;
+  sequences?: number[] | null;
+  channel?: string;
+  due?: number | null;
+  delay?: number | null;
 }
 export interface NewSession {
   name?: string;
@@ -146,11 +215,15 @@ export interface NewSession {
 }
 export interface NoOptions {
 }
+export interface OpenSessions {
+  sessions: SessionRow[];
+  without_session: HeldMessages[];
+}
 export interface Partitions {
   version: number;
   partitions: number;
   owners: string[];
-  nodes: Record<string, string>;
+  nodes: { [name: string]: string };
 }
 export interface Problem {
   type: string;
@@ -175,7 +248,7 @@ export interface Purged {
 export interface PutMessage {
   body: string;
   encoding?: "base64" | "text";
-  attributes?: Record<string, string | number | TypedValue>;
+  attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   dedup_id?: string | null;
   priority?: number;
@@ -198,7 +271,7 @@ export interface QueueCounts {
   oldest_sent_at: number | null;
   end_offset: number;
   channels: ChannelCounts[];
-  consumers: Record<string, number>;
+  consumers: { [name: string]: number };
 }
 export interface QueueCountsList {
   queues: NamedCounts[];
@@ -249,7 +322,7 @@ export interface QueueSettings {
   receive_wait?: number;
   max_receives?: number;
   dead_letter?: string | null;
-  backoff?: Record<string, unknown>;
+  backoff?: { [name: string]: unknown };
   policy?: "at_least_once" | "consume_times" | "consume_once";
   consume_times?: number;
   deliver_unsynced?: boolean;
@@ -260,8 +333,8 @@ export interface QueueSettings {
   throughput_per_second?: number | null;
   in_flight_max?: number;
   consumer_retention?: number | null;
-  tags?: Record<string, string>;
-  labels?: Record<string, string>;
+  tags?: { [name: string]: string };
+  labels?: { [name: string]: string };
 }
 export interface RatesPerSecond {
   sent: number;
@@ -295,7 +368,7 @@ export interface ReceivedMessage {
   body: string;
   sent_at: number;
   encoding?: "base64" | "text";
-  attributes?: Record<string, string | number | TypedValue>;
+  attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   origin?: MessageOrigin | null;
   receipt: string;
@@ -310,7 +383,7 @@ export interface Record {
   body: string;
   encoding?: "base64" | "text";
   key?: string | null;
-  attributes?: Record<string, string | number | TypedValue>;
+  attributes?: { [name: string]: string | number | TypedValue };
 }
 export interface Records {
   records: Record[];
@@ -321,12 +394,16 @@ export interface Redrive {
   task: number;
   queue: string;
   target: string | null;
-  status: "cancelled" | "done" | "failed" | "running";
+  status: "cancelled" | "done" | "dry_run" | "failed" | "running";
   moved: number;
   skipped: number;
   to_move: number;
   started_at: number;
   error: string;
+  rate?: number | null;
+  group?: string | null;
+  discard?: boolean;
+  counted_all?: boolean;
 }
 export interface RedriveList {
   redrives: Redrive[];
@@ -353,7 +430,7 @@ export interface SeenMessage {
   body: string;
   sent_at: number;
   encoding?: "base64" | "text";
-  attributes?: Record<string, string | number | TypedValue>;
+  attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   origin?: MessageOrigin | null;
   state: "delayed" | "done" | "leased" | "ready";
@@ -400,6 +477,16 @@ export interface Session {
   session: string;
   ttl: number;
 }
+export interface SessionRow {
+  session: string;
+  name: string;
+  is_connection: boolean;
+  node: string;
+  ttl: number | null;
+  seen_at: number;
+  held: number;
+  leases: HeldMessages[];
+}
 export interface SettledReceipts {
   settled: number;
   refused: RefusedReceipt[];
@@ -443,6 +530,12 @@ export interface Operations {
   "POST /v1/queues/{queue}/channels/{channel}/release": { asked: { queue: string; channel: string; body?: ReleaseRequest }; answer: SettledReceipts };
   "POST /v1/queues/{queue}/extend": { asked: { queue: string; body: ExtendRequest }; answer: SettledReceipts };
   "POST /v1/queues/{queue}/channels/{channel}/extend": { asked: { queue: string; channel: string; body: ExtendRequest }; answer: SettledReceipts };
+  "GET /v1/messages/{message}": { asked: { message: string }; answer: MessageLife };
+  "GET /v1/queues/{queue}/messages/{message}": { asked: { queue: string; message: string }; answer: MessageLife };
+  "DELETE /v1/queues/{queue}/messages/{message}": { asked: { queue: string; message: string }; answer: ChangedMessages };
+  "POST /v1/queues/{queue}/messages/delete": { asked: { queue: string; body?: NamedMessages }; answer: ChangedMessages };
+  "POST /v1/queues/{queue}/messages/release": { asked: { queue: string; body?: NamedMessagesIn }; answer: ChangedMessages };
+  "POST /v1/queues/{queue}/messages/reschedule": { asked: { queue: string; body?: NewSchedule }; answer: ChangedMessages };
   "POST /v1/queues/{queue}/channels": { asked: { queue: string; body: NewChannel }; answer: ChannelCounts };
   "GET /v1/queues/{queue}/channels": { asked: { queue: string }; answer: ChannelList };
   "GET /v1/queues/{queue}/channels/{channel}": { asked: { queue: string; channel: string }; answer: ChannelCounts };
@@ -458,6 +551,8 @@ export interface Operations {
   "POST /v1/redrives/{task}/cancel": { asked: { task: string }; answer: Redrive };
   "POST /v1/work": { asked: { body?: Work }; answer: SentMessages };
   "POST /v1/sessions": { asked: { body?: NewSession }; answer: Session };
+  "GET /v1/sessions": { asked: { limit?: number }; answer: OpenSessions };
+  "GET /v1/queues/{queue}/sessions": { asked: { queue: string; limit?: number }; answer: OpenSessions };
   "POST /v1/sessions/{session}/heartbeat": { asked: { session: string }; answer: void };
   "DELETE /v1/sessions/{session}": { asked: { session: string }; answer: EndedSession };
   "GET /v1/queues/{queue}/records": { asked: { queue: string; offset?: number; max?: number; end?: number; max_bytes?: number; headers?: boolean }; answer: Records };

@@ -37,11 +37,11 @@ export function AllSessions() {
 function Sessions({ found, again }: { found: Found; again: () => Promise<void> }) {
   const [ending, setEnding] = useState<One>();
   const now = Date.now() / 1000;
-  const { sessions, unnamed } = found;
+  const { sessions, without_session: unnamed } = found;
   if (!sessions.length && !unnamed.length) return <p class="empty">Nobody is connected, and nobody holds a message.</p>;
   const ago = (since: number | null) => (since === null ? "–" : duration(now - since));
   const mayEnd = (session: One) =>
-    session.session !== null && (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : may("admin"));
+    (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : may("admin"));
   return (
     <>
       <div class="wide">
@@ -49,7 +49,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
           <thead>
             <tr>
               <th>session</th>
-              <th>from</th>
+              <th>kind</th>
               <th class="number">seen</th>
               <th class="number">holds</th>
               <th>of</th>
@@ -62,10 +62,13 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
           </thead>
           <tbody>
             {sessions.map((each) => (
-              <tr key={`${each.session} ${each.name} ${each.connection}`}>
-                <td class="name">{each.name || "(no name)"}</td>
-                <td class="mono">{each.connection}</td>
-                <td class="number">{each.seen_at === null ? "–" : `${duration(now - each.seen_at)} ago`}</td>
+              <tr key={each.session}>
+                <td class="name">{each.name || each.session}</td>
+                <td>
+                  {each.is_connection ? "connection" : each.ttl === null ? "session" : `heartbeat within ${duration(each.ttl)}`}
+                  {each.node && <small> on {each.node}</small>}
+                </td>
+                <td class="number">{duration(now - each.seen_at)} ago</td>
                 <td class="number">{number(each.held)}</td>
                 <td>
                   {each.leases.map((lease) => (
@@ -104,12 +107,12 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
       </div>
       {ending && (
         <Ask
-          title={`End the session ${ending.name}`}
+          title={`End the session ${ending.name || ending.session}`}
           says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. What it has done and not acknowledged is done again.`}
           button="End the session"
           destroys
-          cli={["session", "end", ending.session ?? ""]}
-          act={() => ask("DELETE /v1/sessions/{session}", { session: ending.session! })}
+          cli={["session", "end", ending.session]}
+          act={() => ask("DELETE /v1/sessions/{session}", { session: ending.session })}
           done="The session has ended."
           close={() => (setEnding(undefined), void again())}
         />

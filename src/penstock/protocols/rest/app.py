@@ -28,7 +28,7 @@ from penstock.protocols.rest.intervening import SingleMessages
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews
-from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
+from penstock.protocols.rest.pages import DOCS_POLICY, docs_page
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
@@ -309,7 +309,7 @@ class RestApp:
 
     async def page(self, exchange: Exchange) -> Answer:
         """What the API can do, for people."""
-        return _html(DOCS_PAGE, DOCS_POLICY)
+        return _html(docs_page(has_console=self._services.settings.rest.console), DOCS_POLICY)
 
     async def console(self, file: ConsoleFile, exchange: Exchange) -> Answer:
         """A file of the console. One that has its content's hash in its name may be kept for ever."""
