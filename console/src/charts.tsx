@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { ask, who } from "./api";
+import { ask } from "./api";
 import { Chart, Choice, Trouble, usePolled, useSamples } from "./parts";
 import { number, rate, seconds } from "./text";
 
@@ -22,7 +22,7 @@ export function LiveCharts({ queue }: { queue?: string }) {
       <header class="bar">
         <h2>Activity</h2>
         <span class="grow" />
-        {who()?.history && <Choice label="Time" all={RANGES} now={range} set={setRange} />}
+        <Choice label="Time" all={RANGES} now={range} set={setRange} />
       </header>
       {range === "live" ? <Now queue={queue} /> : <Kept key={range} queue={queue} range={range} />}
     </section>
@@ -47,7 +47,7 @@ function Now({ queue }: { queue?: string }) {
 
 function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> }) {
   const kept = usePolled(() => ask("GET /v1/history", { queue, range }), AGAIN_MS[range], [queue, range]);
-  const points = kept.value?.points;
+  const points = kept.value;
   const part = <K extends keyof NonNullable<typeof points>>(names: readonly K[], label = String) =>
     names.map((name) => ({ label: label(name), values: points![name] as (number | null)[] }));
   const percentile = (name: string) => name.slice(name.indexOf("_") + 1);

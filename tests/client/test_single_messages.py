@@ -29,7 +29,8 @@ def _work(ps: penstock.Penstock) -> None:
     assert [event.what for event in life.events] == ["sent", "received", "failed", "dead"]
     assert "failed: too hot" in life.lines()[2]
     assert queue.release_messages([third.id]) == 1
-    assert (message := queue.receive()) is not None and message.text == "salt"
+    message = queue.receive()
+    assert message is not None and message.text == "salt"
     message.ack()
     with pytest.raises(penstock.MessageNotFound):
         ps.find_message("nonsense")

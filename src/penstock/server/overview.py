@@ -115,7 +115,7 @@ class Overview:
         found: dict[str, Row] = {}
         async for page in self._shards.tallies(local=False):
             for tally in page:
-                row, part = _row(tally), found.get(tally.name)
+                row, part = row_of(tally), found.get(tally.name)
                 if part is not None:
                     row = row.plus(part)
                 found[row.name] = row
@@ -148,5 +148,6 @@ class Overview:
         return list(self._sparks.get(name, ()))
 
 
-def _row(tally: QueueTally) -> Row:
+def row_of(tally: QueueTally) -> Row:
+    """What a tally says."""
     return Row(tally.name, *tally[3:])

@@ -376,6 +376,15 @@ class MetricsSettings(_Section, frozen=True):
             raise InvalidSettings("[metrics] always has an empty pattern: name a queue, or use * as in orders-*")
 
 
+class HistorySettings(_Section, frozen=True):
+    """Rates and depths of the last 14 days, in a small file in the data directory: the console's charts."""
+
+    enabled: Annotated[bool, Setting("Whether they are kept.", flag="--history")] = True
+    queues: Annotated[
+        int, Setting("So many queues have charts of their own, the busiest ones. All together always have.", 0, 500)
+    ] = 50
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -633,6 +642,7 @@ class Settings(_Section, frozen=True):
     rest: RestSettings = RestSettings()
     websocket: WebsocketSettings = WebsocketSettings()
     metrics: MetricsSettings = MetricsSettings()
+    history: HistorySettings = HistorySettings()
     log: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
     cluster: ClusterSettings = ClusterSettings()

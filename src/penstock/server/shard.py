@@ -70,6 +70,7 @@ from penstock.core.errors import PenstockError, StoreError
 from penstock.core.storage.changes import Changes
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
+from penstock.server.latencies import LatencySampler
 from penstock.server.proof import Proof
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
@@ -245,6 +246,8 @@ class Shard:
         self.outbox_listeners: list[Callable[[list[int]], None]] = []
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
+        self.latencies: LatencySampler | None = None
+        """Looks at a step now and then, if anybody wants to know how long messages take."""
         self._delivers_unsynced = False
         self._left_early_ms = -APART_MS
         """When something left early for the last time."""
@@ -479,6 +482,8 @@ class Shard:
         """
         while True:
             broker, now_ms = self.broker, step.now_ms
+            if self.latencies is not None and broker.message_events is None and self.latencies.wants(now_ms):
+                broker.message_events = []
             step.parked.clear()
             try:
                 for call in self._unparked:
@@ -542,6 +547,11 @@ class Shard:
         broker = self.broker
         if self._proof is not None and self._must_prove(step):
             self._withhold(step)
+        if broker.message_events is not None:
+            if self.latencies is not None:
+                self.latencies.take(broker.message_events)
+            if self._recorder is None:
+                broker.message_events = None
         if self._recorder is not None:
             self._recorder.settle(broker, step.now_ms)
         calls = step.calls

@@ -9,7 +9,7 @@ from penstock.core.commands import CatalogEvent, Command, Damage, QueueTally, Re
 from penstock.core.delivery.receipt import Receipt
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.records import Meta
-from penstock.server.shard import Call
+from penstock.server.shard import Call, Shard
 from penstock.server.tasks import CallbackCall
 
 
@@ -161,6 +161,10 @@ class Shards(Protocol):
         A queue that is there from beginning to end comes once for each of its partitions. `local`: only partitions in
         this process.
         """
+        ...
+
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process now."""
         ...
 
     async def ask_each(self, command: Command) -> list[tuple[int, Any]]:

@@ -265,6 +265,10 @@ class AsyncShard:
         """Every queue in numbers, some at a time: they are all here."""
         return pages_of_tallies(self.call)
 
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process: one."""
+        return (self.shard,)
+
     async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
         """Ask every shard the same: there is this one."""
         return [(0, await self.call(command))]

@@ -174,3 +174,16 @@ def test_an_error_of_any_shape_has_a_group_at_once(error: str) -> None:
     began_s = time.perf_counter()
     assert 1 <= len(error_group(error)) <= 200
     assert time.perf_counter() - began_s < 0.5
+
+
+def test_history_is_for_who_may_read_and_can_be_off(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    with server.client(headers=_SHOP) as shop, server.client(headers=_BOSS) as boss:
+        send(boss, "shop-orders", "x")
+        found = done(shop.get("/v1/history", params={"queue": "shop-orders", "range": "day"}))
+        assert (found["queue"], found["step"], len(found["at"])) == ("shop-orders", 60, 1_440)
+        assert len(found["sent"]) == len(found["ack_p99"]) == 1_440
+        refused(shop.get("/v1/history"), 403, "access_denied")
+        assert len(done(boss.get("/v1/history"))["at"]) == 360
+    with serve("[history]\nenabled = false").client() as http:
+        refused(http.get("/v1/history"), 404, "history_off")

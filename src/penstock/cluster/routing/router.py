@@ -71,7 +71,7 @@ from penstock.core.errors import (
 )
 from penstock.core.traits import Home, Repeat
 from penstock.server.clock import Clock
-from penstock.server.shard import Call, ShardClosed, Tick, give_back
+from penstock.server.shard import Call, Shard, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tally import pages_of_tallies
 from penstock.server.tasks import AsyncShard, CallbackCall
@@ -354,6 +354,10 @@ class Router:
             with contextlib.suppress(QueueNotFound, QueueDamaged):
                 found.append(tally_of(await self.ask(shard, QueueStats(name=name))))
         return found
+
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process now."""
+        return [served.shard for served in self._served.values()]
 
     async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
         """Ask every shard the same, one after the other."""

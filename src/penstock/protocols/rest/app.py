@@ -27,7 +27,7 @@ from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Paramete
 from penstock.protocols.rest.intervening import SingleMessages
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
-from penstock.protocols.rest.overview import Live, Overviews
+from penstock.protocols.rest.overview import Live, Overviews, history_of
 from penstock.protocols.rest.pages import DOCS_POLICY, docs_page
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
@@ -37,6 +37,7 @@ from penstock.protocols.rest.shapes import SentMessages, Work
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
+from penstock.server.history import History
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources, render_in_passing, tally_families
 from penstock.server.node import Address, Services
 from penstock.server.partition_map import OneNode
@@ -428,6 +429,7 @@ class RestFrontEnd(HttpFrontEnd):
         super().__init__("http", port, self._make, self._refuse_host, self._make_header_check_of)
         self._version = version
         self._app: RestApp | None = None
+        self._history: History | None = None
 
     def _make(self, services: Services) -> Handler:
         self._app = RestApp(services, self._version, self.observer(services))
@@ -445,6 +447,8 @@ class RestFrontEnd(HttpFrontEnd):
         """A node that is alone owns everything."""
         if services.partition_maps is None:
             services.partition_maps = OneNode(address.url)
+        self._history = history_of(services)
+        self._history.start()
 
     def observer(self, services: Services) -> Observer:
         """Pages are not counted: calls of the API have actions."""
@@ -470,6 +474,12 @@ class RestFrontEnd(HttpFrontEnd):
         rates, settings = rates_of(services), services.settings.rest
         if rates is not None and settings.requests_per_second is not None:
             rates.follow(settings.requests_per_second, settings.requests_burst)
+
+    async def settled(self, grace_s: float) -> bool:
+        """Besides: no more points of the history are taken, which would ask the store."""
+        if self._history is not None:
+            await self._history.stop()
+        return await super().settled(grace_s)
 
     def stop_accepting(self) -> None:
         """Health goes on being told until the store is closed: see `drain`."""

@@ -13,16 +13,19 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.commands import QueueStats, Stats
-from penstock.core.errors import OverLimit, QueueDamaged, QueueNotFound
+from penstock.core.errors import AccessDenied, OverLimit, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seconds_of
 from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
+from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.shapes import (
     Alarm,
     Disk,
+    HistoryQuery,
     LiveQuery,
     Me,
     OverviewQueuesQuery,
+    QueueHistory,
     QueueRow,
     QueueRows,
     RatesPerSecond,
@@ -31,6 +34,7 @@ from penstock.protocols.rest.shapes import (
     Totals,
 )
 from penstock.server.auth import ANYBODY, Principal
+from penstock.server.history import History
 from penstock.server.node import Services
 from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
 
@@ -93,6 +97,23 @@ class Overviews(Resource):
                 shown.append(self._shown(row, await self.shard.call(QueueStats(name=row.name))))
         end = query.after + len(page)
         return QueueRows(queues=shown, total=len(found), next=end if page and end < len(found) else None)
+
+    @operation("GET", "/v1/history")
+    async def history(self, caller: Caller, query: HistoryQuery) -> QueueHistory:
+        """Show rates, depths, ages and latencies over the last hour, day, week or fortnight, as columns.
+
+        Of one queue, or of all together, for who may read all. Only the busiest queues have columns of their own
+        (`[history] queues`); those of others are empty. null: there was no look at that time.
+        """
+        if query.queue is not None:
+            caller.need(query.queue, QueueStats)
+        elif not caller.principal.allows("read", "*"):
+            raise AccessDenied(f"{caller.principal.name!r} may not read all queues: give one that it may read")
+        history = history_of(self.services)
+        if not history.is_on:
+            raise RestError(404, "history_off", "this server keeps no history: set enabled under [history]")
+        step, times, columns = history.read(query.queue or "", _RANGES[query.range], self.shard.now_ms() / 1_000)
+        return QueueHistory(queue=query.queue, range=query.range, step=step, at=times, **columns)
 
     async def row(self, name: str) -> QueueRow | None:
         """A queue at the last look; None if it was not there, or is gone."""
@@ -195,6 +216,20 @@ class Live(Resource):
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
+
+
+_RANGES = {"hour": 3_600, "day": 86_400, "week": 7 * 86_400, "fortnight": 14 * 86_400}
+_HISTORY = "history"
+
+
+def history_of(services: Services) -> History:
+    """The history of this server: one, whoever asks."""
+    found = services.extras.get(_HISTORY)
+    if found is None:
+        found = History(services.shard, services.settings.history, services.settings.server.data)
+        services.extras[_HISTORY] = found
+    assert isinstance(found, History)
+    return found
 
 
 def _by_rate(name: str) -> Callable[[Row], tuple[float, str]]:

@@ -345,6 +345,9 @@ EXPLAINED = (
         "Look for it in the queue's dead letters.",
     ),
     Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
+    Explained(
+        "history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and start it again."
+    ),
     Explained("not_found", 404, "What the request names is not there.", _NAME),
     Explained(
         "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."

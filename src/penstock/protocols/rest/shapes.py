@@ -795,6 +795,44 @@ class QueueRows(Result, omit_defaults=False):
     """Ask again with `after` this number; null at the end."""
 
 
+class HistoryQuery(Shape):
+    """Of what, and of how long."""
+
+    queue: Name | None = None
+    """null: of all queues together."""
+    range: Literal["hour", "day", "week", "fortnight"] = "hour"
+
+
+class QueueHistory(Result, omit_defaults=False):
+    """Columns that run beside `at`, the oldest first. null: nobody looked then, or there was nothing to see."""
+
+    queue: str | None
+    range: str
+    step: int
+    """Seconds from one point to the next."""
+    at: list[int]
+    sent: list[float | None]
+    """Messages a second; so are those up to `dead`."""
+    delivered: list[float | None]
+    acked: list[float | None]
+    failed: list[float | None]
+    dead: list[float | None]
+    ready: list[float | None]
+    """Messages; so are those up to `messages`."""
+    leased: list[float | None]
+    delayed: list[float | None]
+    messages: list[float | None]
+    oldest: list[float | None]
+    """How old the oldest message is, in seconds."""
+    receive_p50: list[float | None]
+    """Seconds from send to receive, and below from send to ack, within which so many of a hundred messages came."""
+    receive_p95: list[float | None]
+    receive_p99: list[float | None]
+    ack_p50: list[float | None]
+    ack_p95: list[float | None]
+    ack_p99: list[float | None]
+
+
 class LiveQuery(Shape):
     """What to watch."""
 
