@@ -186,13 +186,24 @@ def is_owned(name: str) -> bool:
 class Credential:
     """An access key, its secret, whom they stand for, and perhaps a token of its own."""
 
-    __slots__ = ("access_key", "principal", "secret", "token")
+    __slots__ = ("access_key", "password", "principal", "secret", "token", "user")
 
-    def __init__(self, access_key: str, secret: Secret, principal: Principal, token: Secret | None = None) -> None:
+    def __init__(
+        self,
+        access_key: str,
+        secret: Secret,
+        principal: Principal,
+        token: Secret | None = None,
+        user: str | None = None,
+        password: Secret | None = None,
+    ) -> None:
         self.access_key = access_key
         self.secret = secret
         self.principal = principal
         self.token = token
+        self.user = user
+        self.password = password
+        """What a person logs in with, for the same."""
 
     def __repr__(self) -> str:
         return f"Credential({self.access_key!r}, {self.secret!r}, {self.principal!r})"
@@ -206,10 +217,11 @@ class Credentials:
     (False, None)
     """
 
-    __slots__ = ("_by_access_key", "_by_token", "_decoy", "_hash_key", "are_required")
+    __slots__ = ("_by_access_key", "_by_token", "_by_user", "_decoy", "_hash_key", "are_required")
 
     def __init__(self, credentials: Iterable[Credential] = ()) -> None:
         self._by_access_key = {each.access_key: each for each in credentials}
+        self._by_user = {each.user: each for each in self._by_access_key.values() if each.user is not None}
         self.are_required = bool(self._by_access_key)
         """Whether a caller has to say, and prove, who it is."""
         self._decoy = Secret("there is no such access key")
@@ -222,15 +234,18 @@ class Credentials:
         """Know these from now on, wherever they are held. Whoever has proved who it is stays that while connected."""
         assert others.are_required == self.are_required
         self._by_access_key, self._by_token, self._hash_key = others._by_access_key, others._by_token, others._hash_key
+        self._by_user = others._by_user
 
     def by_access_key(self, access_key: str) -> Credential | None:
         """The credential with this access key, which front ends check a signature with."""
         return self._by_access_key.get(access_key)
 
     def check_password(self, access_key: str, secret_key: str) -> Principal | None:
-        """Whom access key and secret stand for; None if they do not go together."""
+        """Whom access key and secret, or user and password, stand for; None if they do not go together."""
         credential = self._by_access_key.get(access_key)
         secret = self._decoy if credential is None else credential.secret
+        if credential is None and (named := self._by_user.get(access_key)) is not None and named.password is not None:
+            credential, secret = named, named.password
         is_right = secret.matches(secret_key)
         return credential.principal if is_right and credential is not None else None
 

@@ -36,6 +36,7 @@ _UNKNOWN_SECRET_BYTES = 32
 _EMPTY = {
     "secret_key": "neither the access key nor the secret",
     "token": "neither the access key nor the token",
+    "password": "neither the user nor the password",
     "secret": "no secret",
 }
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -379,10 +380,36 @@ class MetricsSettings(_Section, frozen=True):
 class HistorySettings(_Section, frozen=True):
     """Rates and depths of the last 14 days, in a small file in the data directory: the console's charts."""
 
-    enabled: Annotated[bool, Setting("Whether they are kept.", flag="--history")] = True
+    enabled: Annotated[bool, Setting("Whether they are kept.")] = True
     queues: Annotated[
         int, Setting("So many queues have charts of their own, the busiest ones. All together always have.", 0, 500)
     ] = 50
+
+
+class ConsoleSettings(_Section, frozen=True):
+    """What the console's page may do and see. What a person may is said by the credentials."""
+
+    read_only: Annotated[bool, Setting("The page may look, and change nothing.", live=True)] = False
+    mask: Annotated[
+        list[str], Setting("Regular expressions. What matches in bodies and attributes is shown as `•••` to who looks.")
+    ] = []
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for pattern in self.mask:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InvalidSettings(
+                    f"[console] mask has {pattern!r}, which is no regular expression: {error}"
+                ) from None
+
+
+class AuditSettings(_Section, frozen=True):
+    """The audit log: who changed what, and when, over REST, the websocket and the console. See docs/console.md."""
+
+    enabled: Annotated[bool, Setting("Whether it is kept, as `audit.jsonl` in the data directory.")] = True
+    bytes_max: Annotated[int, Setting("The oldest half goes beyond this.", 64 * 1024)] = 16 * 1024 * 1024
 
 
 class LogSettings(_Section, frozen=True):
@@ -601,6 +628,11 @@ class CredentialSettings(_Section, frozen=True):
     name: str | None = None
     """Whom the key stands for, in logs and as SQS's SenderId."""
     allow: list[Allowance] | None = None
+    user: str | None = None
+    """A name that a person logs in with at the console, beside the access key."""
+    password: str | None = None
+    password_env: str | None = None
+    password_file: str | None = None
 
     def __repr__(self) -> str:
         return f"CredentialSettings({self.access_key!r})"
@@ -643,6 +675,8 @@ class Settings(_Section, frozen=True):
     websocket: WebsocketSettings = WebsocketSettings()
     metrics: MetricsSettings = MetricsSettings()
     history: HistorySettings = HistorySettings()
+    console: ConsoleSettings = ConsoleSettings()
+    audit: AuditSettings = AuditSettings()
     log: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -721,6 +755,7 @@ class Settings(_Section, frozen=True):
         self._check_nsq()
         self._check_rest()
         self.metrics.check()
+        self.console.check()
         self._check_events()
         self._check_queues()
         self._check_exposure()
@@ -790,6 +825,7 @@ class Settings(_Section, frozen=True):
         """The credentials, with their secrets fetched from where they are kept."""
         found: dict[str, Credential] = {}
         tokens: set[str] = set()
+        users: set[str] = set()
         for each in self.credentials:
             if each.access_key in found:
                 raise InvalidSettings(f"the access key {each.access_key!r} is there twice")
@@ -798,6 +834,10 @@ class Settings(_Section, frozen=True):
                 if credential.token.reveal() in tokens:
                     raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
                 tokens.add(credential.token.reveal())
+            if credential.user is not None:
+                if credential.user in users or credential.user in found:
+                    raise InvalidSettings(f"the user {credential.user!r} is there twice, or is an access key as well")
+                users.add(credential.user)
         return Credentials(found.values())
 
 
@@ -830,11 +870,14 @@ def _credential(settings: CredentialSettings) -> Credential:
         raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
     token = _kept_secret(settings, "token", where)
     secret = _kept_secret(settings, "secret_key", where)
+    password = _kept_secret(settings, "password", where)
+    if (settings.user is None) != (password is None) or settings.user == "":
+        raise InvalidSettings(f"{where}: user and password go together: give both, or neither")
     if secret is None:
-        if token is None:
+        if token is None and password is None:
             raise InvalidSettings(f"{where}: give one of secret_key, secret_key_env and secret_key_file, or a token")
         secret = Secret(os.urandom(_UNKNOWN_SECRET_BYTES).hex())  # nobody knows it: only the token opens
-    return Credential(settings.access_key, secret, principal, token)
+    return Credential(settings.access_key, secret, principal, token, settings.user, password)
 
 
 def _grant(allowance: Allowance) -> Grant:

@@ -40,8 +40,10 @@ from penstock.protocols.rest.problems import (
     status_of,
     stopping,
 )
+from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
+from penstock.server.settings import ConsoleSettings
 
 # Who calls, and whether it may: credentials, web pages, rates. For everything that is served on REST's port.
 #
@@ -278,7 +280,7 @@ class Endpoint:
 class OperationCall:
     """One request to an operation, by a caller that may call."""
 
-    __slots__ = ("_caller", "_context", "_exchange", "body_bytes_max", "operation")
+    __slots__ = ("_caller", "_context", "_exchange", "_is_page", "body_bytes_max", "operation")
 
     def __init__(self, context: EndpointContext, exchange: Exchange, operation: Operation) -> None:
         services, request = context.services, exchange.request
@@ -286,6 +288,9 @@ class OperationCall:
             raise stopping()
         principal = context.guard.admit(request.headers, request.peer)
         exchange.principal = principal.name
+        self._is_page = is_own_page(request.headers)
+        if self._is_page:
+            _check_page(services.settings.console, operation)
         self._context = context
         self._exchange = exchange
         self._caller = Caller(exchange, principal, services.budget)
@@ -320,7 +325,12 @@ class OperationCall:
         try:
             if (queue := arguments.get("queue")) is not None:
                 await self._find(queue)
-            result = await self.operation.run(caller, **arguments)
+            try:
+                result = await self.operation.run(caller, **arguments)
+            except PenstockError as error:
+                self._audit(arguments, None, code_of(error))
+                raise
+            self._audit(arguments, result, "ok")
             if exchange.is_gone or not await self._answer(result):
                 raise CallerGone
         except (CallerGone, BodyLeft):
@@ -336,6 +346,15 @@ class OperationCall:
             context.fail_unexpectedly(exchange)
         finally:
             caller.close()
+
+    def _audit(self, arguments: dict[str, Any], result: Any, outcome: str) -> None:
+        """Every change is written down; what the console does, whatever it is."""
+        operation = self.operation
+        if operation.is_change or (self._is_page and operation.method != "GET"):
+            services, request = self._context.services, self._exchange.request
+            queue = self._exchange.queue or arguments.get("queue")
+            scope = scope_of(arguments, result)
+            audit_of(services).note(self._caller.principal.name, request.peer, operation.name, queue, scope, outcome)
 
     async def _find(self, queue: str) -> None:
         """Ask for a queue of another node, so that it can be read of; or say where it is, if that is what is wanted."""
@@ -374,6 +393,48 @@ class OperationCall:
         else:
             body, content_type = msgspec.json.encode(result), JSON
         return exchange.respond(operation.status, (*fixed, ("content-type", content_type)), body)
+
+
+_KEPT_APART = frozenset({"queue", "query"})
+_CONTENTS = frozenset({"body", "attributes", "messages", "encoding"})
+"""Of messages: no line of the audit log has them."""
+
+
+def scope_of(arguments: dict[str, Any], result: Any) -> dict[str, Any]:
+    """What a change was about, and how much it changed: what was asked for, and the numbers of the answer."""
+    scope = {name: value for name, value in arguments.items() if name not in _KEPT_APART and isinstance(value, str)}
+    body = arguments.get("body")
+    if isinstance(body, list):
+        scope["count"] = len(body)
+    elif isinstance(body, msgspec.Struct):
+        given = msgspec.to_builtins(body, enc_hook=str)
+        defaults = {field.encode_name: field.default for field in msgspec.structs.fields(body)}
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in _CONTENTS and value is not None and value != defaults.get(name) and value != {}:
+                scope[name] = value
+    if isinstance(result, msgspec.Struct):
+        found = {name: getattr(result, name) for name in result.__struct_fields__}
+        scope |= {name: value for name, value in found.items() if type(value) is int and name not in scope}
+    return scope
+
+
+def is_own_page(headers: Mapping[str, str]) -> bool:
+    """Whether a page of this very server calls: the console, or that of the API's documentation. Browsers say so.
+
+    >>> is_own_page({"sec-fetch-site": "same-origin"}), is_own_page({"user-agent": "curl"})
+    (True, False)
+    """
+    if headers.get("sec-fetch-site") == "same-origin":
+        return True
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] == headers.get("host", "")
+
+
+def _check_page(settings: ConsoleSettings, operation: Operation) -> None:
+    if settings.read_only and operation.method != "GET":
+        raise RestError(403, "read_only", "the console of this server is read-only: [console] read_only says so")
+    if settings.mask and operation.reveals:
+        raise RestError(403, "masked", "this server masks messages: its pages may browse, and not receive or read")
 
 
 def _choose(operation: Operation, headers: Mapping[str, str]) -> str:

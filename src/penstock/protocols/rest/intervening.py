@@ -13,6 +13,7 @@ from penstock.core.queues.config import dead_letter_name
 from penstock.core.queues.origin import Origin
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import life_of, milliseconds
+from penstock.protocols.rest.masks import masks_of
 from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import invalid
 from penstock.protocols.rest.shapes import (
@@ -88,7 +89,7 @@ class SingleMessages(Resource):
                     found = await self.shard.call(LookUp(queue=target, sequences=[places[message]]))
         if not found:
             raise _missing(message)
-        return life_of(self.broker, found[0])
+        return masks_of(self.services).hide(life_of(self.broker, found[0]))
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}")
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
@@ -101,9 +102,9 @@ class SingleMessages(Resource):
         found: list[Life] = await self.shard.call(LookUp(queue=queue, sequences=[sequence]))
         if not found:
             raise _missing(message)
-        return life_of(self.broker, found[0])
+        return masks_of(self.services).hide(life_of(self.broker, found[0]))
 
-    @operation("DELETE", "/v1/queues/{queue}/messages/{message}")
+    @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
     async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:
         """Delete a message in every channel, whoever holds it."""
         caller.need(queue, DeleteMessages)
@@ -113,7 +114,7 @@ class SingleMessages(Resource):
             raise _missing(message)
         return ChangedMessages(changed=changed.count, missing=[])
 
-    @operation("POST", "/v1/queues/{queue}/messages/delete")
+    @operation("POST", "/v1/queues/{queue}/messages/delete", is_change=True)
     async def delete_messages(self, caller: Caller, queue: str, body: NamedMessages) -> ChangedMessages:
         """Delete messages by id or sequence number, in one channel or in all, whoever holds them."""
         caller.need(queue, DeleteMessages)
@@ -121,7 +122,7 @@ class SingleMessages(Resource):
         command = DeleteMessages(queue=queue, sequences=sequences, channel=body.channel)
         return await self._changed(caller, command, missing)
 
-    @operation("POST", "/v1/queues/{queue}/messages/release")
+    @operation("POST", "/v1/queues/{queue}/messages/release", is_change=True)
     async def release_named_messages(self, caller: Caller, queue: str, body: NamedMessagesIn) -> ChangedMessages:
         """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
         caller.need(queue, RescheduleMessages)
@@ -130,7 +131,7 @@ class SingleMessages(Resource):
         command = RescheduleMessages(queue=queue, sequences=sequences, channel=body.channel, error=error)
         return await self._changed(caller, command, missing)
 
-    @operation("POST", "/v1/queues/{queue}/messages/reschedule")
+    @operation("POST", "/v1/queues/{queue}/messages/reschedule", is_change=True)
     async def reschedule_messages(self, caller: Caller, queue: str, body: NewSchedule) -> ChangedMessages:
         """Make messages due at another time. What is leased is released first: its delivery has failed."""
         caller.need(queue, RescheduleMessages)

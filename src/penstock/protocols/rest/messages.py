@@ -35,6 +35,7 @@ from penstock.protocols.rest.contents import (
     received_runs,
     seen_message,
 )
+from penstock.protocols.rest.masks import masks_of
 from penstock.protocols.rest.operations import BATCH, JSON, Resource, operation
 from penstock.protocols.rest.problems import code_of, invalid
 from penstock.protocols.rest.shapes import (
@@ -140,7 +141,7 @@ class Messages(Resource):
 
     # -- receiving --
 
-    @operation("POST", "/v1/queues/{queue}/receive", offers=(JSON, BATCH))
+    @operation("POST", "/v1/queues/{queue}/receive", offers=(JSON, BATCH), reveals=True)
     async def receive_messages(
         self, caller: Caller, queue: str, body: ReceiveRequest | ReceiveBatch
     ) -> Receipt | ReceivedBatch:
@@ -151,7 +152,7 @@ class Messages(Resource):
         """
         return await self._receive(caller, queue, body.channel, body)
 
-    @operation("POST", "/v1/queues/{queue}/channels/{channel}/receive", offers=(JSON, BATCH))
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/receive", offers=(JSON, BATCH), reveals=True)
     async def receive_from_channel(
         self, caller: Caller, queue: str, channel: str, body: ReceiveOptions | ReceiveBatch
     ) -> Receipt | ReceivedBatch:
@@ -302,7 +303,7 @@ class Messages(Resource):
         await self.shard.know(queue)
         queue_id = self.queue(queue).id
         return SeenMessages(
-            messages=[seen_message(self.broker, queue_id, one) for one in page],
+            messages=[masks_of(self.services).hide(seen_message(self.broker, queue_id, one)) for one in page],
             next=page[-1].sequence if len(page) < len(seen) or len(seen) == query.limit else None,
         )
 

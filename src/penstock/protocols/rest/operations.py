@@ -60,6 +60,8 @@ class _Mark(NamedTuple):
     status: int
     offers: tuple[str, ...]
     body_bytes_max: int | None
+    is_change: bool
+    reveals: bool
 
 
 def operation(
@@ -69,14 +71,17 @@ def operation(
     status: int = 200,
     offers: tuple[str, ...] = (JSON,),
     body_bytes_max: int | None = None,
+    is_change: bool = False,
+    reveals: bool = False,
 ) -> Callable[[_Method], _Method]:
     """Declare a method as an operation.
 
-    `offers`: what it can answer with, the default first. `body_bytes_max`: if it is not that of `[http]`.
+    `offers`: what it can answer with, the default first. `body_bytes_max`: if it is not that of `[http]`. `is_change`:
+    it goes into the audit log, whoever calls it. `reveals`: it gives messages as they are, without masks.
     """
 
     def mark(function: _Method) -> _Method:
-        setattr(function, _MARK, _Mark(method, path, status, offers, body_bytes_max))
+        setattr(function, _MARK, _Mark(method, path, status, offers, body_bytes_max, is_change, reveals))
         return function
 
     return mark
@@ -96,6 +101,8 @@ class Operation(NamedTuple):
     protocol: str
     """What it is counted as."""
     body_bytes_max: int | None
+    is_change: bool
+    reveals: bool
     run: Callable[..., Any]
     query: type[msgspec.Struct] | None
     body: Any
@@ -135,6 +142,8 @@ def _operation(name: str, mark: _Mark, resource: object, run: Callable[..., Any]
         offers=mark.offers,
         protocol=str(getattr(resource, "protocol", "")),
         body_bytes_max=mark.body_bytes_max,
+        is_change=mark.is_change,
+        reveals=mark.reveals,
         run=run,
         query=hints.get("query"),
         body=_of_wire(body, is_batch=False),

@@ -9,17 +9,22 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from penstock.core.commands import QueueStats, Stats
+from penstock.core.commands import ChangeQueue, QueueStats, Stats
 from penstock.core.errors import AccessDenied, OverLimit, QueueDamaged, QueueNotFound
+from penstock.core.traits import Right
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seconds_of
 from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
 from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.shapes import (
     Alarm,
+    AuditLine,
+    AuditLog,
+    AuditQuery,
     Disk,
     HistoryQuery,
     LiveQuery,
@@ -30,9 +35,11 @@ from penstock.protocols.rest.shapes import (
     QueueRows,
     RatesPerSecond,
     RightsOn,
+    Role,
     ServerOverview,
     Totals,
 )
+from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.history import History
 from penstock.server.node import Services
@@ -61,7 +68,41 @@ class Overviews(Resource):
     async def who_am_i(self, caller: Caller) -> Me:
         """Say who the caller is, and what it may do."""
         grants = [RightsOn(queues=list(each.queues), rights=list(each.rights)) for each in caller.principal.grants]
-        return Me(name=caller.principal.name, grants=grants, needs_credentials=self.services.credentials.are_required)
+        settings = self.services.settings
+        return Me(
+            name=caller.principal.name,
+            grants=grants,
+            needs_credentials=self.services.credentials.are_required,
+            roles=[Role(role=_role(each.rights), queues=list(each.queues)) for each in caller.principal.grants],
+            read_only=settings.console.read_only,
+            masked=bool(settings.console.mask),
+            history=settings.history.enabled,
+            audit=settings.audit.enabled and caller.principal.has("admin"),
+        )
+
+    @operation("GET", "/v1/audit")
+    async def audit_log(self, caller: Caller, query: AuditQuery) -> AuditLog:
+        """Show who changed what, the newest first: for who may administer all queues, or of one that he may."""
+        if query.queue is not None:
+            caller.need(query.queue, ChangeQueue)
+        elif not caller.principal.allows("admin", "*"):
+            raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: give one that it may")
+        audit = audit_of(self.services)
+        found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        page = found[: query.limit]
+        lines = [
+            AuditLine(
+                at=each.at,
+                who=each.who,
+                peer=each.peer,
+                what=each.what,
+                queue=each.queue,
+                scope=each.scope,
+                outcome=each.outcome,
+            )
+            for each in page
+        ]
+        return AuditLog(entries=lines, next=page[-1].at if len(found) > len(page) else None)
 
     @operation("GET", "/v1/overview")
     async def server_overview(self, caller: Caller) -> ServerOverview:
@@ -216,6 +257,10 @@ class Live(Resource):
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
+
+
+def _role(rights: Sequence[Right]) -> Literal["admin", "writer", "reader"]:
+    return "admin" if "admin" in rights else "writer" if "write" in rights else "reader"
 
 
 _RANGES = {"hour": 3_600, "day": 86_400, "week": 7 * 86_400, "fortnight": 14 * 86_400}

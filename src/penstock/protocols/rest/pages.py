@@ -325,6 +325,18 @@ EXPLAINED = (
         "A web page of another site sent the request, without credentials or with a password that its browser keeps.",
         "Configure credentials, or `cors_origins`, in penstock.toml. A page sends a token.",
     ),
+    Explained(
+        "read_only",
+        403,
+        "The console of this server may change nothing.",
+        "Use the command line, or `[console] read_only`.",
+    ),
+    Explained(
+        "masked",
+        403,
+        "This server masks messages, and its pages get none as they are.",
+        "Browse them, or receive them with a program.",
+    ),
     Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` has every path."),
     Explained("queue_not_found", 404, "There is no queue of this name.", "Create it, or send a message to it."),
     Explained(

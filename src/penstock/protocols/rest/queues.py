@@ -39,6 +39,7 @@ from penstock.core.transfer.redrive import is_wanted
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
 from penstock.protocols.rest.intervening import LOOKED_AT_MAX, sequences_of
+from penstock.protocols.rest.masks import Masks, masks_of
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import invalid
@@ -82,7 +83,7 @@ class Queues(Resource):
 
     tag = "queues"
 
-    @operation("POST", "/v1/queues", status=201)
+    @operation("POST", "/v1/queues", status=201, is_change=True)
     async def create_queue(self, caller: Caller, body: NewQueue) -> QueueDescription:
         """Create a queue.
 
@@ -108,7 +109,7 @@ class Queues(Resource):
         """Describe a queue: its settings, and exact counts."""
         return await self._described(caller.need(queue, *TO_SEE))
 
-    @operation("PATCH", "/v1/queues/{queue}")
+    @operation("PATCH", "/v1/queues/{queue}", is_change=True)
     async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
         """Change some settings of a queue. What is not given stays as it is."""
         changes = _permitted_changes(caller, body)
@@ -116,12 +117,12 @@ class Queues(Resource):
         await self.shard.call(ChangeQueue(name=queue, changes=changes))
         return await self._described(queue)
 
-    @operation("DELETE", "/v1/queues/{queue}")
+    @operation("DELETE", "/v1/queues/{queue}", is_change=True)
     async def delete_queue(self, caller: Caller, queue: str) -> None:
         """Delete a queue with its messages, channels and consumers."""
         await self.shard.call(DeleteQueue(name=caller.need(queue, DeleteQueue)))
 
-    @operation("POST", "/v1/queues/{queue}/purge")
+    @operation("POST", "/v1/queues/{queue}/purge", is_change=True)
     async def purge_queue(self, caller: Caller, queue: str) -> Purged:
         """Delete a queue's messages, those in flight included."""
         return Purged(purged=await self.shard.call(PurgeQueue(name=caller.need(queue, PurgeQueue))))
@@ -143,7 +144,7 @@ class Channels(Resource):
 
     tag = "channels"
 
-    @operation("POST", "/v1/queues/{queue}/channels", status=201)
+    @operation("POST", "/v1/queues/{queue}/channels", status=201, is_change=True)
     async def create_channel(self, caller: Caller, queue: str, body: NewChannel) -> ChannelCounts:
         """Create a channel. Once more is fine."""
         caller.need(queue, CreateChannel)
@@ -163,24 +164,24 @@ class Channels(Resource):
         """Describe a channel, with exact counts."""
         return await self._counts(caller.need(queue, *TO_SEE), channel)
 
-    @operation("DELETE", "/v1/queues/{queue}/channels/{channel}")
+    @operation("DELETE", "/v1/queues/{queue}/channels/{channel}", is_change=True)
     async def delete_channel(self, caller: Caller, queue: str, channel: str) -> None:
         """Delete a channel, and what is kept for it alone."""
         await self.shard.call(DeleteChannel(queue=caller.need(queue, DeleteChannel), channel=channel))
 
-    @operation("POST", "/v1/queues/{queue}/channels/{channel}/pause")
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/pause", is_change=True)
     async def pause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
         """Stop handing out a channel's messages."""
         await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel))
         return await self._counts(queue, channel)
 
-    @operation("POST", "/v1/queues/{queue}/channels/{channel}/unpause")
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/unpause", is_change=True)
     async def unpause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
         """Go on handing out a channel's messages."""
         await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel, paused=False))
         return await self._counts(queue, channel)
 
-    @operation("POST", "/v1/queues/{queue}/channels/{channel}/purge")
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/purge", is_change=True)
     async def purge_channel(self, caller: Caller, queue: str, channel: str) -> Purged:
         """Drop all that waits for a channel or is in flight there."""
         command = PurgeChannel(queue=caller.need(queue, PurgeChannel), channel=channel)
@@ -333,7 +334,7 @@ class DeadLetterQueues(Resource):
             Browse(queue=target, after=query.after, limit=query.limit, contains=contains)
         )
         page = self._messages.page(seen)
-        found = [seen_message(self.broker, dead.id, one) for one in page]
+        found = [masks_of(self.services).hide(seen_message(self.broker, dead.id, one)) for one in page]
         return DeadLetters(
             queue=target,
             messages=[
@@ -367,7 +368,7 @@ class DeadLetterQueues(Resource):
             for one in seen:
                 message = seen_message(self.broker, dead.id, one)
                 if message.origin is not None and message.origin.queue == queue and message.failures:
-                    _count_in(groups, message)
+                    _count_in(groups, message, masks_of(self.services))
             looked_at += len(seen)
             if len(seen) < _GROUPED_AT_A_TIME:
                 break
@@ -379,13 +380,14 @@ class DeadLetterQueues(Resource):
         return ErrorGroups(queue=target, groups=found, looked_at=looked_at, next=following)
 
 
-def _count_in(groups: dict[str, ErrorGroup], message: SeenMessage) -> None:
+def _count_in(groups: dict[str, ErrorGroup], message: SeenMessage, masks: Masks) -> None:
     last = message.failures[-1]
     name = error_group(last.error)
     if name not in groups and len(groups) >= _GROUPS_MAX:
         name = "other errors"
     group = groups.get(name)
     if group is None:
+        masks.hide(message)
         message.body = message.body[:_SAMPLE_LENGTH_MAX]
         groups[name] = ErrorGroup(group=name, count=1, first_at=last.failed_at, last_at=last.failed_at, sample=message)
         return
@@ -398,7 +400,7 @@ class Redrives(Resource):
 
     tag = "dead letters"
 
-    @operation("POST", "/v1/redrives", status=201)
+    @operation("POST", "/v1/redrives", status=201, is_change=True)
     async def start_redrive(self, caller: Caller, body: NewRedrive) -> Redrive:
         """Send messages of a (dead-letter) queue back to where they came from, or elsewhere.
 
@@ -489,7 +491,7 @@ class Redrives(Resource):
         caller.need(found.queue, Browse, StartRedrive)
         return _described(found)
 
-    @operation("POST", "/v1/redrives/{task}/cancel")
+    @operation("POST", "/v1/redrives/{task}/cancel", is_change=True)
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
         """Stop a redrive. What was moved stays moved."""
         found = await self._task(task)

@@ -56,7 +56,7 @@ class RecordReading(Resource):
 
     tag = "records"
 
-    @operation("GET", "/v1/queues/{queue}/records", offers=(JSON, ARROW))
+    @operation("GET", "/v1/queues/{queue}/records", offers=(JSON, ARROW), reveals=True)
     async def read_records(self, caller: Caller, queue: str, query: RecordsQuery) -> Records | Reply:
         """Read messages by their offsets. Nothing is leased, and nothing changes.
 
@@ -89,14 +89,14 @@ class RecordReading(Resource):
         stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, QueueStats)))
         return _position(stats, consumer)
 
-    @operation("GET", "/v1/queues/{queue}/consumers/{consumer}/records")
+    @operation("GET", "/v1/queues/{queue}/consumers/{consumer}/records", reveals=True)
     async def read_as_consumer(self, caller: Caller, queue: str, consumer: str, query: ConsumerRecordsQuery) -> Records:
         """Read from where a named consumer is; one that is not known starts at the beginning."""
         caller.need(queue, ReadRecords)
         command = ReadRecords(queue=queue, consumer=consumer, limit=query.max)
         return self._as_json(await self._read(caller, command, query.max_bytes))
 
-    @operation("PUT", "/v1/queues/{queue}/consumers/{consumer}")
+    @operation("PUT", "/v1/queues/{queue}/consumers/{consumer}", is_change=True)
     async def move_consumer(self, caller: Caller, queue: str, consumer: str, body: MoveConsumer) -> ConsumerPosition:
         """Remember that a consumer has read everything before an offset. Creates the consumer.
 
@@ -112,7 +112,7 @@ class RecordReading(Resource):
         )
         return _position(await self.shard.call(QueueStats(name=queue)), consumer)
 
-    @operation("DELETE", "/v1/queues/{queue}/consumers/{consumer}")
+    @operation("DELETE", "/v1/queues/{queue}/consumers/{consumer}", is_change=True)
     async def delete_consumer(self, caller: Caller, queue: str, consumer: str) -> None:
         """Forget a named consumer."""
         await self.shard.call(DeleteConsumer(queue=caller.need(queue, DeleteConsumer), consumer=consumer))
@@ -240,7 +240,7 @@ class VirtualQueues(Resource):
         sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
         return Published(offsets=[-1 if message.sequence is None else message.sequence for message in sent])
 
-    @operation("POST", "/get_records")
+    @operation("POST", "/get_records", reveals=True)
     async def get_records(self, caller: Caller, query: GetRecords, body: GetRecords) -> Records:
         """Read messages from an offset, or from where a consumer is."""
         queue = self._own(caller, ReadRecords, _needed("queue", query, body))
@@ -275,13 +275,13 @@ class VirtualQueues(Resource):
         )
         return AckedConsumer(offset=await self.shard.call(command))
 
-    @operation("POST", "/delete_consumer")
+    @operation("POST", "/delete_consumer", is_change=True)
     async def delete_virtual_consumer(self, caller: Caller, query: QueueAndConsumer, body: QueueAndConsumer) -> None:
         """Forget a consumer."""
         queue, consumer = _needed("queue", query, body), _needed("consumer", query, body)
         await self.shard.call(DeleteConsumer(queue=self._own(caller, DeleteConsumer, queue), consumer=consumer))
 
-    @operation("POST", "/delete_queue")
+    @operation("POST", "/delete_queue", is_change=True)
     async def delete_virtual_queue(self, caller: Caller, query: QueueOnly, body: QueueOnly) -> None:
         """Delete a queue with its messages and consumers."""
         await self.shard.call(DeleteQueue(name=self._own(caller, DeleteQueue, _needed("queue", query, body))))

@@ -73,7 +73,7 @@ class Sessions(Resource):
         """Keep a session alive."""
         await self.shard.call(Heartbeat(session=self.session(caller, session)))
 
-    @operation("DELETE", "/v1/sessions/{session}")
+    @operation("DELETE", "/v1/sessions/{session}", is_change=True)
     async def end_session(self, caller: Caller, session: str) -> EndedSession:
         """End a session: all that it holds is ready for others at once.
 

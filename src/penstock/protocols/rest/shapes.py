@@ -215,6 +215,8 @@ class Content(Result):
     attributes: dict[str, AttributeJson] = {}
     group: str | None = None
     origin: MessageOrigin | None = None
+    masked: bool = False
+    """Something of it is hidden: `[console] mask` says what."""
 
 
 class ReceivedMessage(Content, kw_only=True):
@@ -854,6 +856,56 @@ class Me(Result, omit_defaults=False):
     grants: list[RightsOn]
     needs_credentials: bool
     """False: this server asks nobody who he is."""
+    roles: list[Role]
+    """The same as people call it."""
+    read_only: bool
+    """The console may change nothing."""
+    masked: bool
+    """Something of messages may be hidden from who looks at them."""
+    history: bool
+    """This server keeps rates and depths over time."""
+    audit: bool
+    """The caller may read the audit log, and there is one."""
+
+
+class Role(Result, omit_defaults=False):
+    """What somebody is for the queues whose names match one of the patterns."""
+
+    role: Literal["admin", "writer", "reader"]
+    """An admin changes queues and messages; a writer sends, a reader looks and receives. An admin may be all three."""
+    queues: list[str]
+
+
+class AuditQuery(Shape):
+    """Which lines of the audit log."""
+
+    queue: Name | None = None
+    before: Moment | None = None
+    """Only those before this moment: the `at` of the last one that was shown."""
+    limit: Limit = 100
+
+
+class AuditLine(Result, omit_defaults=False):
+    """A change, or one that was refused."""
+
+    at: float
+    who: str
+    peer: str
+    """The address that it came from."""
+    what: str
+    """The operation, as the OpenAPI document names it; a command, over the websocket."""
+    queue: str | None
+    scope: dict[str, Any]
+    outcome: str
+    """`ok`, or the code of the error."""
+
+
+class AuditLog(Result, omit_defaults=False):
+    """The newest lines first."""
+
+    entries: list[AuditLine]
+    next: float | None
+    """Ask again with `before` this moment; null at the end."""
 
 
 # -- virtual queues ----------------------------------------------------------------------------------------------------

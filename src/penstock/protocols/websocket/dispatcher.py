@@ -55,6 +55,7 @@ from penstock.core.handlers.marks import Marks
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.websocket.admission import session_handle, session_number
+from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.node import Services
@@ -370,11 +371,23 @@ class Dispatcher:
                 reply = [task for task in reply if self._principal.may(task.queue, QueueStats)]
             elif isinstance(command, NameQueue) and reply is not None and not self._principal.may_see(reply):
                 reply = None
+            if command.traits.right == "admin":
+                self._audit(command, reply, "ok")
             self._answer(request.number, Kind.REPLY, reply)
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not self._is_ours(error):
             self._answer(request.number, Kind.ERROR, pack_error(error))
             self._note(type(command).__name__, command, error, seconds)
+
+    def _audit(self, command: Command, reply: Any, outcome: str) -> None:
+        """What changes a queue as a whole, or messages of others, is written down."""
+        scope = {"count": reply} if type(reply) is int else {}
+        for name in ("channel", "changes", "sequences", "target", "group", "paused", "due_ms", "task"):
+            value = getattr(command, name, None)
+            if value is not None:
+                scope[name] = value
+        kind = type(command).__name__
+        audit_of(self._services).note(self._principal.name, self._peer, kind, command.about, scope, outcome)
 
     def _is_ours(self, error: BaseException) -> bool:
         """Whether the server's stop is all that is wrong: there is no answer then, and the client asks the next one."""

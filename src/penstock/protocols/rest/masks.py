@@ -1,0 +1,73 @@
+"""Masks: what patterns match in bodies and attributes is not shown to who looks at messages.
+
+They are for people who look: browsing, searching, single messages, dead letters. Whoever receives messages gets them as
+they are, because he has to work with them. The console's page may neither receive nor read by offset on a server with
+masks; with a right to read, other programs may.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from penstock.protocols.rest.contents import decode_text
+from penstock.protocols.rest.shapes import Content, TypedValue
+from penstock.server.node import Services
+
+MASKED = "•••"
+_Message = TypeVar("_Message", bound=Content)
+
+
+class Masks:
+    """The patterns of `[console] mask`.
+
+    >>> Masks([r"[0-9]{16}"]).text("card 4111111111111111, 2 pieces")
+    ('card •••, 2 pieces', True)
+    """
+
+    __slots__ = ("_patterns",)
+
+    def __init__(self, patterns: list[str]) -> None:
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def text(self, text: str) -> tuple[str, bool]:
+        """A text with what matches hidden, and whether anything did."""
+        count = 0
+        for pattern in self._patterns:
+            text, found = pattern.subn(MASKED, text)
+            count += found
+        return text, bool(count)
+
+    def hide(self, message: _Message) -> _Message:
+        """The same message, with what matches hidden. A body that is no text is hidden as a whole."""
+        if not self._patterns:
+            return message
+        if message.encoding == "text":
+            message.body, is_masked = self.text(message.body)
+        else:
+            _, is_masked = self.text(decode_text(message.body, "base64", "body").decode("utf-8", "replace"))
+            if is_masked:
+                message.body, message.encoding = MASKED, "text"
+        for name, value in message.attributes.items():
+            text = value.value if isinstance(value, TypedValue) else str(value)
+            hidden, found = self.text(text)
+            if found:
+                message.attributes[name] = hidden
+                is_masked = True
+        message.masked = is_masked
+        return message
+
+
+_SHARED = "masks"
+
+
+def masks_of(services: Services) -> Masks:
+    """The masks of this server."""
+    found = services.extras.get(_SHARED)
+    if found is None:
+        found = services.extras[_SHARED] = Masks(services.settings.console.mask)
+    assert isinstance(found, Masks)
+    return found

@@ -1,0 +1,169 @@
+"""What the console needs of the server: logins, roles, read-only pages, masks, the audit log, search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import penstock
+from penstock.server.audit import Audit
+from penstock.server.settings import AuditSettings, InvalidSettings, parse
+from tests.protocols.rest.asking import done, receive, refused, send
+from tests.protocols.rest.serving import Server
+
+_CREDENTIALS = """
+[[credentials]]
+name = "Ann"
+access_key = "AK1"
+user = "ann"
+password = "a long password of ann"
+[[credentials.allow]]
+queues = ["shop-*"]
+rights = ["read"]
+[[credentials.allow]]
+queues = ["test-*"]
+rights = ["read", "write", "admin"]
+
+[[credentials]]
+name = "boss"
+access_key = "AK2"
+secret_key = "a long secret of the boss"
+token = "token-of-the-boss"
+"""
+_ANN = {"authorization": "Bearer ann:a long password of ann"}
+_BOSS = {"authorization": "Bearer token-of-the-boss"}
+_PAGE = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+
+
+# -- logins and roles --
+
+
+def test_a_user_logs_in_with_a_password_and_is_told_its_roles(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    with server.client(headers=_ANN) as ann:
+        me = done(ann.get("/v1/me"))
+        assert (me["name"], me["needs_credentials"], me["read_only"]) == ("Ann", True, False)
+        assert me["roles"] == [{"role": "reader", "queues": ["shop-*"]}, {"role": "admin", "queues": ["test-*"]}]
+    for wrong in ("ann:guess", "bob:a long password of ann", "ann:", "AK1:a long password of ann"):
+        with server.client(headers={"authorization": f"Bearer {wrong}"}) as nobody:
+            refused(nobody.get("/v1/me"), 401, "unauthorized")
+    with server.client(auth=("ann", "a long password of ann")) as basic:
+        assert done(basic.get("/v1/me"))["name"] == "Ann"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[credentials]]\naccess_key = 'A'\nuser = 'ann'",
+        "[[credentials]]\naccess_key = 'A'\npassword = 'x'",
+        "[[credentials]]\naccess_key = 'A'\nuser = 'a'\npassword = 'x'\n"
+        "[[credentials]]\naccess_key = 'B'\nuser = 'a'\npassword = 'y'",
+        "[console]\nmask = ['(']",
+    ],
+)
+def test_a_user_without_a_password_and_a_bad_mask_are_refused(text: str) -> None:
+    with pytest.raises(InvalidSettings):
+        settings = parse(text)
+        settings.check()
+        settings.open_credentials()
+
+
+# -- read-only pages --
+
+
+def test_a_read_only_console_changes_nothing_and_programs_do(serve: Callable[..., Server]) -> None:
+    with serve("[console]\nread_only = true").client() as http:
+        send(http, "orders", "x")
+        assert done(http.get("/v1/me", headers=_PAGE))["read_only"] is True
+        assert done(http.get("/v1/queues/orders/messages", headers=_PAGE))["messages"]
+        for call in (
+            http.post("/v1/queues/orders/purge", headers=_PAGE),
+            http.delete("/v1/queues/orders", headers=_PAGE),
+            http.post("/v1/queues/orders/messages", json={"body": "y"}, headers=_PAGE),
+            http.post("/v1/queues/orders/receive", json={}, headers={"origin": str(http.base_url).rstrip("/")}),
+        ):
+            refused(call, 403, "read_only")
+        assert done(http.post("/v1/queues/orders/purge"))["purged"] == 1
+
+
+# -- masks --
+
+
+def test_what_a_mask_matches_is_hidden_from_who_looks_and_not_from_who_receives(serve: Callable[..., Server]) -> None:
+    with serve("[console]\nmask = ['[0-9]{16}', '(?i)password=\\S+']").client() as http:
+        done(http.post("/v1/queues", json={"name": "pay", "settings": {"max_receives": 1}}), 201)
+        body = "card 4111111111111111 password=hunter2 for 2"
+        (sent,) = send(http, "pay", body, attributes={"card": "4111111111111111"})
+        (seen,) = done(http.get("/v1/queues/pay/messages"))["messages"]
+        assert (seen["body"], seen["attributes"], seen["masked"]) == ("card ••• ••• for 2", {"card": "•••"}, True)
+        assert done(http.get(f"/v1/messages/{sent['id']}"))["body"] == "card ••• ••• for 2"
+        refused(http.post("/v1/queues/pay/receive", json={}, headers=_PAGE), 403, "masked")
+        refused(http.get("/v1/queues/pay/records", headers=_PAGE), 403, "masked")
+        (got,) = receive(http, "pay")
+        assert got["body"] == body
+        done(http.post("/v1/queues/pay/release", json={"receipt": got["receipt"], "error": "declined"}))
+        assert done(http.get("/v1/queues/pay/dead-letters"))["messages"][0]["body"] == "card ••• ••• for 2"
+        (group,) = done(http.get("/v1/queues/pay/dead-letters/groups"))["groups"]
+        assert group["sample"]["body"] == "card ••• ••• for 2"
+        assert done(http.get("/v1/me"))["masked"] is True
+
+
+# -- the audit log --
+
+
+def test_every_change_is_written_down_with_who_what_and_how_much(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    with server.client(headers=_BOSS) as boss, server.client(headers=_ANN) as ann:
+        done(boss.post("/v1/queues", json={"name": "test-a", "settings": {"lease": 60}}), 201)
+        send(boss, "test-a", "secret body", "y")
+        refused(ann.post("/v1/queues/shop-b/purge"), 403, "access_denied")
+        done(ann.post("/v1/queues/test-a/purge"))
+        done(boss.post("/v1/queues/test-a/messages", json={"body": "from a page"}, headers=_PAGE), 201)
+        log = done(boss.get("/v1/audit"))
+        lines = [(each["who"], each["what"], each["queue"], each["outcome"]) for each in log["entries"]]
+        assert lines == [
+            ("boss", "send_messages", "test-a", "ok"),
+            ("Ann", "purge_queue", "test-a", "ok"),
+            ("Ann", "purge_queue", "shop-b", "access_denied"),
+            ("boss", "create_queue", "test-a", "ok"),
+        ]
+        purged = log["entries"][1]
+        assert purged["scope"] == {"purged": 2} and purged["peer"] and purged["at"] > 1e9
+        assert log["entries"][3]["scope"] == {"name": "test-a", "settings": {"lease": 60}}
+        assert "secret body" not in json.dumps(log) and "from a page" not in json.dumps(log)
+        first = done(boss.get("/v1/audit", params={"limit": 1}))
+        assert done(boss.get("/v1/audit", params={"before": first["next"]}))["entries"] == log["entries"][1:]
+        refused(ann.get("/v1/audit"), 403, "access_denied")
+        refused(ann.get("/v1/audit", params={"queue": "shop-b"}), 403, "access_denied")
+        assert len(done(ann.get("/v1/audit", params={"queue": "test-a"}))["entries"]) == 3
+
+
+def test_changes_over_a_connection_are_written_down_as_well(server: Server, http: httpx.Client, name: str) -> None:
+    with penstock.connect(str(http.base_url)) as ps:
+        ps.queue(name).send("x")
+        ps.queue(name).purge()
+    (line,) = done(http.get("/v1/audit", params={"queue": name}))["entries"]
+    assert (line["what"], line["scope"], line["who"]) == ("PurgeQueue", {"count": 1}, "anybody")
+
+
+def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path: Path) -> None:
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    for number in range(2_000):
+        audit.note("ann", "::1", "purge_queue", f"q{number}", {"ids": list(range(100)), "text": "x" * 1_000})
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size <= 64 * 1024
+    newest = audit.entries(limit=3)
+    assert [entry.queue for entry in newest] == ["q1999", "q1998", "q1997"]
+    assert newest[0].scope["ids"] == "100 of them"
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"v": 1, "at"')
+    assert [entry.queue for entry in Audit(AuditSettings(), str(tmp_path)).entries(limit=1)] == ["q1999"]
+
+
+def _texts(found: Any) -> list[str]:
+    return [message["body"] for message in found["messages"]]
