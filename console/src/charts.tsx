@@ -1,5 +1,5 @@
-import { useState } from "preact/hooks";
-import { ask } from "./api";
+import { useMemo, useState } from "preact/hooks";
+import { ask, type QueueHistory } from "./api";
 import { Chart, Choice, Trouble, usePolled, useSamples } from "./parts";
 import { number, rate, seconds } from "./text";
 
@@ -16,7 +16,7 @@ const AGAIN_MS: Record<Range, number> = { live: 0, hour: 10_000, day: 60_000, we
 
 /** Rates and depths of the server, or of a queue: since the page was opened, or as the server has kept them. */
 export function LiveCharts({ queue }: { queue?: string }) {
-  const [range, setRange] = useState<Range>("live");
+  const [range, setRange] = useState<Range>("hour");
   return (
     <section class="plain" aria-label="Charts">
       <header class="bar">
@@ -48,24 +48,28 @@ function Now({ queue }: { queue?: string }) {
 function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> }) {
   const kept = usePolled(() => ask("GET /v1/history", { queue, range }), AGAIN_MS[range], [queue, range]);
   const points = kept.value;
-  const part = <K extends keyof NonNullable<typeof points>>(names: readonly K[], label = String) =>
-    names.map((name) => ({ label: label(name), values: points![name] as (number | null)[] }));
-  const percentile = (name: string) => name.slice(name.indexOf("_") + 1);
+  // The chart begins where something is known.
+  const known = points?.sent.findIndex((each) => each !== null) ?? 0;
+  const first = known < 0 ? 0 : known;
+  const part = (names: readonly (keyof QueueHistory)[], label: (name: string) => string = String) =>
+    names.map((name) => ({ label: label(name), values: (points![name] as (number | null)[]).slice(first) }));
+  const times = useMemo(() => points?.at.slice(first) ?? [], [points]);
+  const percentile = (name: string) => name.replace(/^.*_/, "");
   return (
     <>
       <Trouble error={kept.error} />
       {points && (
         <div class="charts">
-          <Chart title="Messages a second" times={points.at} lines={part(RATES)} shown={rate} />
-          <Chart title="Messages by state" times={points.at} lines={part(STATES)} shown={number} />
-          <Chart title="Age of the oldest message" times={points.at} lines={part(["oldest"])} shown={seconds} />
+          <Chart title="Messages a second" times={times} lines={part(RATES)} shown={rate} />
+          <Chart title="Messages by state" times={times} lines={part(STATES)} shown={number} />
+          <Chart title="Age of the oldest message" times={times} lines={part(["oldest"])} shown={seconds} />
           <Chart
             title="From sent to received"
-            times={points.at}
-            lines={part(["receive_p50", "receive_p95", "receive_p99"], percentile as never)}
+            times={times}
+            lines={part(["receive_p50", "receive_p95", "receive_p99"], percentile)}
             shown={seconds}
           />
-          <Chart title="From received to acked" times={points.at} lines={part(["ack_p50", "ack_p95", "ack_p99"], percentile as never)} shown={seconds} />
+          <Chart title="From received to acked" times={times} lines={part(["ack_p50", "ack_p95", "ack_p99"], percentile)} shown={seconds} />
         </div>
       )}
     </>

@@ -8,6 +8,19 @@ export interface Alarm {
   queue: string | null;
   text: string;
 }
+export interface AuditLine {
+  at: number;
+  who: string;
+  peer: string;
+  what: string;
+  queue: string | null;
+  scope: { [name: string]: unknown };
+  outcome: string;
+}
+export interface AuditLog {
+  entries: AuditLine[];
+  next: number | null;
+}
 export interface ChangedMessages {
   changed: number;
   missing: (string | number)[];
@@ -120,6 +133,11 @@ export interface Me {
   name: string;
   grants: RightsOn[];
   needs_credentials: boolean;
+  roles: Role[];
+  read_only: boolean;
+  masked: boolean;
+  history: boolean;
+  audit: boolean;
 }
 export interface MessageInChannel {
   channel: string;
@@ -141,6 +159,7 @@ export interface MessageLife {
   attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   origin?: MessageOrigin | null;
+  masked?: boolean;
   queue: string;
   dedup_id: string | null;
   priority: number;
@@ -284,6 +303,28 @@ export interface QueueDescription {
   changed_at: number;
   stats: QueueCounts;
 }
+export interface QueueHistory {
+  queue: string | null;
+  range: string;
+  step: number;
+  at: number[];
+  sent: (number | null)[];
+  delivered: (number | null)[];
+  acked: (number | null)[];
+  failed: (number | null)[];
+  dead: (number | null)[];
+  ready: (number | null)[];
+  leased: (number | null)[];
+  delayed: (number | null)[];
+  messages: (number | null)[];
+  oldest: (number | null)[];
+  receive_p50: (number | null)[];
+  receive_p95: (number | null)[];
+  receive_p99: (number | null)[];
+  ack_p50: (number | null)[];
+  ack_p95: (number | null)[];
+  ack_p99: (number | null)[];
+}
 export interface QueueList {
   queues: string[];
   next: string | null;
@@ -371,6 +412,7 @@ export interface ReceivedMessage {
   attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   origin?: MessageOrigin | null;
+  masked?: boolean;
   receipt: string;
   attempt: number;
   first_received_at: number;
@@ -424,6 +466,10 @@ export interface RightsOn {
   queues: string[];
   rights: ("admin" | "read" | "write")[];
 }
+export interface Role {
+  role: "admin" | "reader" | "writer";
+  queues: string[];
+}
 export interface SeenMessage {
   id: string;
   sequence: number;
@@ -433,6 +479,7 @@ export interface SeenMessage {
   attributes?: { [name: string]: string | number | TypedValue };
   group?: string | null;
   origin?: MessageOrigin | null;
+  masked?: boolean;
   state: "delayed" | "done" | "leased" | "ready";
   attempts: number;
   until?: number | null;
@@ -570,6 +617,8 @@ export interface Operations {
   "GET /v1/stats": { asked: {  }; answer: ServerStats };
   "GET /v1/stats/queues": { asked: { prefix?: string; after?: string; limit?: number }; answer: QueueCountsList };
   "GET /v1/me": { asked: {  }; answer: Me };
+  "GET /v1/audit": { asked: { queue?: string; before?: number; limit?: number }; answer: AuditLog };
   "GET /v1/overview": { asked: {  }; answer: ServerOverview };
   "GET /v1/overview/queues": { asked: { prefix?: string; contains?: string; sort?: "acked" | "bytes" | "dead" | "delayed" | "failed" | "leased" | "messages" | "name" | "ready" | "sent"; descending?: boolean; after?: number; limit?: number }; answer: QueueRows };
+  "GET /v1/history": { asked: { queue?: string; range?: "day" | "fortnight" | "hour" | "week" }; answer: QueueHistory };
 }

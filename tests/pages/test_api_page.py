@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,19 +17,6 @@ from tests.protocols.rest.test_openapi import OPERATIONS
 pytestmark = pytest.mark.timeout(900)
 
 SHOWN = f"document.querySelectorAll('#operations details').length === {OPERATIONS}"
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    started: list[Server] = []
-
-    def serve(text: str = "") -> Server:
-        started.append(Server(tmp_path / f"data-{len(started)}", text))
-        return started[-1]
-
-    yield serve
-    for server in started:
-        server.stop()
 
 
 def send(page: Page, operation: str, **fields: str) -> str:
