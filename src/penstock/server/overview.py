@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 from penstock.core.commands import QueueTally
@@ -28,6 +29,9 @@ _SPARK_POINTS = 30
 _SHARE = 10
 """Looking takes a tenth of the time at most."""
 _ROWS_PER_TURN = 2_000
+_GROWING_S = 30.0
+_GROWN_MIN = 100
+"""Messages that must have come to wait, and a tenth more than there were, for people to be told."""
 
 
 class Rates(NamedTuple):
@@ -102,6 +106,27 @@ class Overview:
         self._sparks: dict[str, deque[float]] = {}
         """Messages sent a second, look by look; only of queues that somebody sent to lately."""
         self.rows: dict[str, Row] = {}
+        self._ready: tuple[float, dict[str, int]] | None = None
+        self._ready_before: tuple[float, dict[str, int]] | None = None
+        """When how many messages were ready in each queue, half a minute to a minute ago."""
+
+    def grown(self, count: int) -> list[tuple[Row, int, float]]:
+        """Queues in which more messages wait than before, those that grew most first: row, by how many, in how long."""
+        if self._ready_before is None or self._looked_s is None:
+            return []
+        at_s, ready = self._ready_before
+        seconds = self._looked_s - at_s
+        found = (
+            (row, row.ready - ready[name], seconds)
+            for name, row in self.rows.items()
+            if name in ready and row.ready - ready[name] >= max(_GROWN_MIN, ready[name] // 10)
+        )
+        return nlargest(count, found, key=lambda each: each[1])
+
+    @property
+    def looked_s(self) -> float | None:
+        """When the last look was taken."""
+        return self._looked_s
 
     async def look(self) -> Sequence[Row]:
         """Every queue, by name, as it was a moment ago."""
@@ -133,6 +158,10 @@ class Overview:
             self._sparks.clear()
         self.rows = dict(sorted(found.items()))
         self._looked_s = began_s
+        if self._ready is None or began_s - self._ready[0] >= _GROWING_S:
+            if self._ready is not None and began_s - self._ready[0] <= 4 * _GROWING_S:
+                self._ready_before = self._ready
+            self._ready = began_s, {name: row.ready for name, row in found.items()}
         self._fresh_s = max(LOOK_S, _SHARE * (self._clock_s() - began_s))
 
     def _draw(self, row: Row) -> None:

@@ -167,3 +167,60 @@ def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path:
 
 def _texts(found: Any) -> list[str]:
     return [message["body"] for message in found["messages"]]
+
+
+# -- search --
+
+
+def _search(http: httpx.Client, queue: str, **query: Any) -> list[str]:
+    """Every body that is found, over all calls."""
+    found: list[str] = []
+    while True:
+        answer = done(http.get(f"/v1/queues/{queue}/search", params=query))
+        found += _texts(answer)
+        if answer["next"] is None:
+            return found
+        query["after"] = answer["next"]
+
+
+def test_messages_are_found_by_text_path_attribute_id_and_time(http: httpx.Client, name: str) -> None:
+    orders = [json.dumps({"order": {"id": number, "tags": ["a", f"t{number}"]}}) for number in range(20)]
+    sent = [send(http, name, body, attributes={"number": number % 4})[0] for number, body in enumerate(orders)]
+    send(http, name, "no JSON at all")
+    assert _search(http, name, text='"id": 7,') == [orders[7]]
+    assert _search(http, name, path="$.order.id", value="7") == [orders[7]]
+    assert _search(http, name, path="order.tags[*]", value="t3") == [orders[3]]
+    assert _search(http, name, path="$.order.tags[1]", value="t3") == [orders[3]]
+    assert len(_search(http, name, path="$.order")) == 20
+    assert _search(http, name, attribute="number", attribute_value="2") == orders[2::4]
+    assert _search(http, name, attribute="number", attribute_value="2", text='"id": 6,') == [orders[6]]
+    assert _search(http, name, id=sent[5]["id"]) == [orders[5]]
+    assert _search(http, name, id=sent[5]["id"], text="nothing") == []
+    assert _search(http, name, limit=3) == [*orders, "no JSON at all"], "pages add up to the whole"
+    middle = done(http.get(f"/v1/queues/{name}/messages/{sent[10]['id']}"))["sent_at"]
+    assert set(orders[11:]) <= set(_search(http, name, since=middle)) <= {*orders, "no JSON at all"}
+    assert orders[0] in _search(http, name, until=middle)
+    assert _search(http, name, since=middle + 3_600) == []
+    for wrong in ({"path": "$.a["}, {"value": "x"}, {"attribute_value": "x"}):
+        refused(http.get(f"/v1/queues/{name}/search", params=wrong), 400, "invalid_request")
+
+
+def test_a_search_does_so_much_work_and_says_where_to_go_on(http: httpx.Client, name: str) -> None:
+    for _ in range(12):
+        send(http, name, *["x" * 10] * 4_000)
+    send(http, name, "needle")
+    answer = done(http.get(f"/v1/queues/{name}/search", params={"path": "$.needle"}))
+    assert answer["messages"] == [] and answer["next"] is not None
+    assert answer["looked_at"] < 30_000
+    assert _search(http, name, text="needle") == ["needle"]
+
+
+def test_what_is_found_can_be_had_as_a_table(http: httpx.Client, name: str) -> None:
+    send(http, name, "=1+1", 'with "quotes", and\na line')
+    answer = http.get(f"/v1/queues/{name}/search", headers={"accept": "text/csv"}, params={"limit": 1})
+    assert answer.status_code == 200 and answer.headers["content-type"] == "text/csv; charset=utf-8"
+    lines = answer.text.splitlines()
+    assert lines[0].startswith("id,sequence,sent_at,state") and lines[1].endswith(",'=1+1"), "no formula"
+    rest = {"limit": 10, "after": answer.headers["penstock-next"]}
+    answer = http.get(f"/v1/queues/{name}/search", headers={"accept": "text/csv"}, params=rest)
+    assert '"with ""quotes"", and\na line"' in answer.text and "penstock-next" not in answer.headers

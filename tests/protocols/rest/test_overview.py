@@ -187,3 +187,22 @@ def test_history_is_for_who_may_read_and_can_be_off(serve: Callable[..., Server]
         assert len(done(boss.get("/v1/history"))["at"]) == 360
     with serve("[history]\nenabled = false").client() as http:
         refused(http.get("/v1/history"), 404, "history_off")
+
+
+def test_alarms_tell_of_a_queue_that_fills_and_of_a_pause_behind_which_it_does(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "LOOK_S", 0.05)
+    monkeypatch.setattr(overview, "_GROWING_S", 0.2)
+    with serve().client() as http:
+        for name in ("slow", "stopped", "idle"):
+            send(http, name, "first")
+        done(http.post("/v1/queues/stopped/channels/main/pause"))
+        assert done(http.get("/v1/overview"))["alarms"] == []
+        for _ in range(3):
+            time.sleep(0.25)
+            send(http, "slow", *map(str, range(200)))
+            send(http, "stopped", *map(str, range(300)))
+            alarms = done(http.get("/v1/overview"))["alarms"]
+        assert {(each["kind"], each["queue"]) for each in alarms} == {("lag", "slow"), ("paused", "stopped")}
+        assert "channel main of stopped is paused" in next(each["text"] for each in alarms if each["kind"] == "paused")

@@ -32,6 +32,7 @@ from penstock.protocols.rest.pages import DOCS_POLICY, docs_page
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
+from penstock.protocols.rest.search import Searching
 from penstock.protocols.rest.sessions import Sessions
 from penstock.protocols.rest.shapes import SentMessages, Work
 from penstock.protocols.websocket.polling import CommandsEndpoint
@@ -149,7 +150,7 @@ _HEADERS = (
     "idempotency-key",
     "penstock-route",
 )
-_EXPOSED = "x-request-id, retry-after, penstock-next-offset, penstock-end-offset"
+_EXPOSED = "x-request-id, retry-after, penstock-next-offset, penstock-end-offset, penstock-next"
 _REMEMBERED_S = 600
 
 
@@ -204,6 +205,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         Queues(services),
         messages,
         SingleMessages(services),
+        Searching(services),
         Channels(services),
         DeadLetterQueues(services, messages),
         Redrives(services),

@@ -48,6 +48,7 @@ from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
 EVENT_STREAM = "text/event-stream"
 _STREAMS_MAX = 100
 _ALARMS_MAX = 50
+_GROWING_MAX = 20
 _INLINE_MAX = 1_000
 """More rows than this are walked in a thread: the loop has others to serve."""
 _DISK_FREE_MIN = 0.05
@@ -63,6 +64,7 @@ class Overviews(Resource):
         self._version = version
         self._started_s = time.monotonic()
         self._overview: Overview | None = None
+        self._grown: tuple[float | None, list[Alarm]] | None = None
 
     @operation("GET", "/v1/me")
     async def who_am_i(self, caller: Caller) -> Me:
@@ -181,6 +183,7 @@ class Overviews(Resource):
 
         found = added() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(added)
         queues, counts, rates, alarms = found
+        alarms += [each for each in await self._growth() if each.queue and principal.may(each.queue, QueueStats)]
         disk = memory = None
         if principal.has("admin"):
             disk, memory = self._disk(), _memory_bytes()
@@ -196,6 +199,30 @@ class Overviews(Resource):
             disk=disk,
             memory_bytes=memory,
         )
+
+    async def _growth(self) -> list[Alarm]:
+        """Queues that fill: behind a pause, or faster than they are worked off. Found once for each look."""
+        overview = self._overview
+        assert overview is not None
+        if self._grown is not None and self._grown[0] == overview.looked_s:
+            return self._grown[1]
+        found: list[Alarm] = []
+        for row, count, seconds in overview.grown(_GROWING_MAX):
+            stats: Stats | None = None
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                stats = await self.shard.call(QueueStats(name=row.name))
+            if stats is None:
+                continue
+            paused = [each for each in stats.channels.values() if each.paused and each.ready]
+            more = f"{count:,} messages more than {seconds:.0f} s ago"
+            if paused:
+                text = f"channel {paused[0].name} of {row.name} is paused, and {paused[0].ready:,} messages wait in it"
+                found.append(Alarm(kind="paused", queue=row.name, text=f"{text}: unpause it"))
+            else:
+                text = f"{row.ready:,} messages wait in {row.name}, {more}: add receivers, or see why they are slow"
+                found.append(Alarm(kind="lag", queue=row.name, text=text))
+        self._grown = overview.looked_s, found
+        return found
 
     def _shown(self, row: Row, stats: Stats) -> QueueRow:
         known = self.broker.queues.get(row.name)

@@ -352,6 +352,40 @@ class BrowseQuery(Shape):
     """Of `contains`."""
 
 
+class SearchQuery(Shape):
+    """Which messages: all that is given must fit."""
+
+    text: Annotated[str, Meta(max_length=4096)] | None = None
+    """The body holds this."""
+    encoding: Encoding = "text"
+    """Of `text`."""
+    path: Annotated[str, Meta(max_length=1024)] | None = None
+    """The body is JSON, and has something at this path: `$.customer.orders[0].id`; `[*]` is any element."""
+    value: Annotated[str, Meta(max_length=4096)] | None = None
+    """It is this, there: a text as it is, anything else as JSON."""
+    attribute: Annotated[str, Meta(max_length=256)] | None = None
+    """It has this attribute."""
+    attribute_value: Annotated[str, Meta(max_length=4096)] | None = None
+    id: Token | None = None
+    since: Moment | None = None
+    """It was sent then or later."""
+    until: Moment | None = None
+    channel: Name = "main"
+    states: list[StateName] = msgspec.field(default_factory=lambda: ["ready", "leased", "delayed"])
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+    limit: Limit = 100
+
+
+class FoundMessages(Result, omit_defaults=False):
+    """Messages that fit, in order, not taken."""
+
+    messages: list[SeenMessage]
+    looked_at: int
+    """About how many messages this call has looked at."""
+    next: int | None
+    """There may be more: ask again with `after` this number, even if there are no messages here. null at the end."""
+
+
 class DeadLettersQuery(Shape):
     """Which dead letters."""
 
@@ -727,7 +761,7 @@ class Totals(Result, omit_defaults=False):
 class Alarm(Result, omit_defaults=False):
     """Something that a person should look at."""
 
-    kind: Literal["damaged", "dead letters", "disk"]
+    kind: Literal["damaged", "dead letters", "disk", "lag", "paused"]
     queue: str | None
     text: str
 

@@ -1,0 +1,221 @@
+"""Search: messages by text, JSON path, attribute and time, without taking them; some work at a time.
+
+A search goes through a queue in order, a page at a time, so that others get their turn. It stops after so many messages
+or so much time, and says where to go on: an answer can be empty although there is more. Text is looked for in the core,
+in whole chunks; the rest is looked at here, message by message.
+
+A JSON path is `$.customer.orders[0].id`: names, and numbers of elements in brackets; `[*]` is any element.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from penstock.core.commands import Browse, FindOffsets, Offsets, Seen
+from penstock.core.delivery.states import State
+from penstock.core.queues.attributes import decode_attributes
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.contents import decode_text, milliseconds, seen_message
+from penstock.protocols.rest.intervening import sequences_of
+from penstock.protocols.rest.masks import masks_of
+from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
+from penstock.protocols.rest.problems import invalid
+from penstock.protocols.rest.shapes import FoundMessages, SearchQuery, SeenMessage
+
+CSV = "text/csv"
+_PAGE_MESSAGES = 500
+_PAGE_BYTES = 4 * 1024 * 1024
+_LOOKED_AT_MAX = 20_000
+_SEARCH_S = 0.5
+"""How long one call searches, give or take a page."""
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\*)\]")
+
+Fits = Callable[[Seen], bool]
+
+
+def parse_path(text: str) -> list[str | int | None]:
+    """The steps of a JSON path: names, numbers, and None for any element.
+
+    >>> parse_path("$.customer.orders[0].id"), parse_path("$[*].id")
+    (['customer', 'orders', 0, 'id'], [None, 'id'])
+    """
+    if not text.startswith("$"):
+        text = f"$.{text}"
+    at, steps = 1, []
+    while at < len(text):
+        found = _STEP.match(text, at)
+        if found is None:
+            raise invalid(f"path is {text[:100]!r}: it looks like $.customer.orders[0].id, and goes wrong at {at}")
+        name, number = found.groups()
+        steps.append(name if name is not None else None if number == "*" else int(number))
+        at = found.end()
+    return steps
+
+
+def values_at(value: Any, steps: list[str | int | None]) -> Iterator[Any]:
+    """What a JSON value has at a path.
+
+    >>> list(values_at({"a": [{"b": 1}, {"b": 2}]}, ["a", None, "b"]))
+    [1, 2]
+    """
+    if not steps:
+        yield value
+        return
+    step, rest = steps[0], steps[1:]
+    if isinstance(step, str):
+        if isinstance(value, dict) and step in value:
+            yield from values_at(value[step], rest)
+    elif isinstance(value, list):
+        chosen = value if step is None else value[step : step + 1]
+        for each in chosen:
+            yield from values_at(each, rest)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+class Searching(Resource):
+    """Messages that fit."""
+
+    tag = "messages"
+
+    @operation("GET", "/v1/queues/{queue}/search", offers=(JSON, CSV))
+    async def search_messages(self, caller: Caller, queue: str, query: SearchQuery) -> FoundMessages | Reply:
+        """Search a queue's messages by text, JSON path, attribute, id and time, without taking them.
+
+        All conditions must fit. One call does so much work and no more: go on while `next` is given, also after an
+        empty page. As `text/csv` it is a table, and `penstock-next` is a header.
+        """
+        caller.need(queue, Browse)
+        await caller.room_for(self.shard, queue, _PAGE_MESSAGES, self.services.settings)
+        if query.id is not None:
+            found, looked_at, following = await self._by_id(queue, query)
+        else:
+            found, looked_at, following = await self._search(queue, query)
+        await self.shard.know(queue)
+        queue_id, masks = self.queue(queue).id, masks_of(self.services)
+        messages = [masks.hide(seen_message(self.broker, queue_id, one)) for one in found]
+        if caller.wanted == CSV:
+            headers = () if following is None else (("penstock-next", str(following)),)
+            return Reply(f"{CSV}; charset=utf-8", [csv_of(messages)], headers)
+        return FoundMessages(messages=messages, looked_at=looked_at, next=following)
+
+    async def _by_id(self, queue: str, query: SearchQuery) -> tuple[list[Seen], int, None]:
+        assert query.id is not None
+        places = await sequences_of(self, queue, [query.id])
+        if query.id not in places:
+            return [], 0, None
+        sequence = places[query.id]
+        command = Browse(
+            queue=queue, channel=query.channel, after=sequence - 1, limit=1, states=_states(query), end=sequence + 1
+        )
+        seen: list[Seen] = await self.shard.call(command)
+        return [one for one in seen if _filter(query)(one)], 1, None
+
+    async def _search(self, queue: str, query: SearchQuery) -> tuple[list[Seen], int, int | None]:
+        fits, states = _filter(query), _states(query)
+        contains = None if query.text is None else decode_text(query.text, query.encoding, "text")
+        after, until_s = query.after, time.monotonic() + _SEARCH_S
+        found: list[Seen] = []
+        looked_at, size = 0, 0
+        since_ms = milliseconds(query.since, "since")
+        while True:
+            times = () if since_ms is None else (since_ms,)
+            offsets: Offsets = await self.shard.call(
+                FindOffsets(queue=queue, after=after + 1, bytes_max=_PAGE_BYTES, times_ms=times)
+            )
+            if times and offsets.at_times[0] > after + 1:
+                after = offsets.at_times[0] - 1
+                since_ms = None
+                continue
+            cut = min(offsets.cut, after + 1 + _LOOKED_AT_MAX)
+            seen: list[Seen] = await self.shard.call(
+                Browse(
+                    queue=queue,
+                    channel=query.channel,
+                    after=after,
+                    limit=_PAGE_MESSAGES,
+                    states=states,
+                    contains=contains,
+                    end=cut,
+                )
+            )
+            for one in seen:
+                if fits(one):
+                    found.append(one)
+                    size += int(one.chunk.offsets[one.index + 1] - one.chunk.offsets[one.index])
+                    if len(found) >= query.limit or size > self.settings.response_bytes_max:
+                        return found, looked_at + 1, one.sequence
+                looked_at += 1
+            before, after = after, seen[-1].sequence if len(seen) == _PAGE_MESSAGES else max(after, cut - 1)
+            looked_at = max(looked_at, min(looked_at + after - before, _LOOKED_AT_MAX) if contains else looked_at)
+            if after + 1 >= offsets.end:
+                if offsets.partition + 1 >= offsets.partitions:
+                    return found, looked_at, None
+                after = ((offsets.partition + 1) << PARTITION_SHIFT) - 1
+            if looked_at >= _LOOKED_AT_MAX or time.monotonic() > until_s:
+                return found, looked_at, after
+
+
+def _states(query: SearchQuery) -> tuple[State, ...]:
+    return tuple(State[name.upper()] for name in query.states)
+
+
+def _filter(query: SearchQuery) -> Fits:
+    """Whether a message fits what the core does not look at."""
+    checks: list[Fits] = []
+    since_ms, until_ms = milliseconds(query.since, "since"), milliseconds(query.until, "until")
+    if since_ms is not None or until_ms is not None:
+        low, high = since_ms or 0, until_ms if until_ms is not None else 1 << 62
+        checks.append(lambda one: low <= one.chunk.sent_ms <= high)
+    if query.attribute is not None:
+        name, wanted = query.attribute, query.attribute_value
+
+        def has_attribute(one: Seen) -> bool:
+            attributes = decode_attributes(one.chunk.attributes(one.index))
+            return name in attributes and (wanted is None or str(attributes[name]) == wanted)
+
+        checks.append(has_attribute)
+    elif query.attribute_value is not None:
+        raise invalid("attribute_value needs attribute, its name")
+    if query.path is not None:
+        steps, value = parse_path(query.path), query.value
+
+        def has_value(one: Seen) -> bool:
+            try:
+                body = msgspec.json.decode(one.chunk.body(one.index))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return False
+            return any(value is None or _as_text(each) == value for each in values_at(body, steps))
+
+        checks.append(has_value)
+    elif query.value is not None:
+        raise invalid("value needs path, where it is")
+    if query.id is not None and query.text is not None:
+        text = decode_text(query.text, query.encoding, "text")
+        checks.append(lambda one: text in one.chunk.body(one.index))
+    return lambda one: all(check(one) for check in checks)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_of(messages: list[SeenMessage]) -> bytes:
+    """Messages as a table. A text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["id", "sequence", "sent_at", "state", "attempts", "group", "attributes", "encoding", "body"])
+    for each in messages:
+        attributes = msgspec.json.encode(each.attributes).decode() if each.attributes else ""
+        row = [each.id, each.sequence, each.sent_at, each.state, each.attempts, each.group or "", attributes]
+        writer.writerow([*row, each.encoding, f"'{each.body}" if each.body.startswith(_FORMULA) else each.body])
+    return text.getvalue().encode()
