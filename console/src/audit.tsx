@@ -58,7 +58,7 @@ export function Audit() {
                 <tr key={index}>
                   <td class="number">{moment(each.at)}</td>
                   <td class="name">{each.who}</td>
-                  <td class="mono">{each.from}</td>
+                  <td class="mono">{each.peer}</td>
                   <td class="mono">{each.what}</td>
                   <td>{each.queue && <a href={`#/queues/${encodeURIComponent(each.queue)}`}>{each.queue}</a>}</td>
                   <td class="mono">{Object.entries(each.scope).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join(" ")}</td>

@@ -3,7 +3,7 @@ import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMess
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
 import { Ask, Button, Choice, Field, Trouble, usePolled } from "./parts";
 import { QueueHeader } from "./queue";
-import { duration, number } from "./text";
+import { duration, errorGroup, number } from "./text";
 
 const CALLS_MAX = 50;
 const SHOWN_MAX = 100;
@@ -181,8 +181,8 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
       const messages: SeenMessage[] = [];
       let after: number | undefined;
       for (let calls = 0; calls < CALLS_MAX; calls++) {
-        const page = await ask("GET /v1/queues/{queue}/dead-letters", { queue: name, group, after, limit: SHOWN_MAX });
-        messages.push(...page.messages);
+        const page = await ask("GET /v1/queues/{queue}/dead-letters", { queue: name, after, limit: 1000 });
+        messages.push(...page.messages.filter((each) => errorGroup(lastError(each)) === group));
         if (page.next === null || messages.length >= SHOWN_MAX) return { messages: messages.slice(0, SHOWN_MAX), isWhole: page.next === null };
         after = page.next;
       }

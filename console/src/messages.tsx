@@ -1,11 +1,12 @@
 import { useCallback, useMemo, useState } from "preact/hooks";
-import { ask, fetched, may, type NewMessage, type Operations, type SeenMessage } from "./api";
+import { ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, Trouble, usePolled, useRows } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
+const CALLS_MAX = 100;
 const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
@@ -52,7 +53,6 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
     since: time(search.since),
     until: time(search.until),
     states: view === "all" ? [...STATES] : view === "retrying" ? ["ready", "delayed"] : [view],
-    ...(view === "retrying" ? { attempts_min: 1 } : {}),
   };
 }
 
@@ -75,13 +75,17 @@ export function Messages({ name }: { name: string }) {
   const seen = usePolled(
     async () => {
       // One call looks at so many messages: what it has not found yet may come later.
-      let page = await ask("GET /v1/queues/{queue}/search", { ...sought, after, limit: PAGE });
-      for (let calls = 1; !page.messages.length && page.next !== null && calls < 50; calls++)
-        page = await ask("GET /v1/queues/{queue}/search", { ...sought, after: page.next, limit: PAGE });
-      return page;
+      const found: SeenMessage[] = [];
+      let next: number | null = after;
+      for (let calls = 0; calls < CALLS_MAX && next !== null && found.length < PAGE; calls++) {
+        const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
+        found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
+        next = page.next;
+      }
+      return { messages: found, next };
     },
     0,
-    [name, JSON.stringify(sought), after],
+    [name, JSON.stringify(sought), view, after],
     true,
   );
   const messages = seen.value?.messages ?? [];

@@ -82,13 +82,13 @@ function Alarms({ alarms }: { alarms: { kind: string; queue: string | null; text
 }
 
 type Sort = NonNullable<Operations["GET /v1/overview/queues"]["asked"]["sort"]>;
-const COLUMNS: { sort: Sort; label: string; on?: string }[] = [
+const COLUMNS: { sort?: Sort; label: string; on?: string }[] = [
   { sort: "name", label: "name" },
   { sort: "ready", label: "ready" },
   { sort: "leased", label: "leased", on: "roomy" },
   { sort: "delayed", label: "delayed", on: "roomy" },
   { sort: "dead", label: "dead" },
-  { sort: "oldest", label: "oldest", on: "roomy" },
+  { label: "oldest", on: "roomy" },
   { sort: "sent", label: "sent/s" },
   { sort: "acked", label: "acked/s", on: "roomy" },
   { sort: "failed", label: "failed/s", on: "roomy" },
@@ -150,14 +150,18 @@ function Queues({ go }: { go: (path: string) => void }) {
             <tr>
               {COLUMNS.map((column) => (
                 <th
-                  key={column.sort}
+                  key={column.label}
                   class={`${column.sort === "name" ? "" : "number"} ${column.on ?? ""}`}
-                  aria-sort={column.sort === sort ? (descending ? "descending" : "ascending") : "none"}
+                  aria-sort={column.sort === sort ? (descending ? "descending" : "ascending") : undefined}
                 >
-                  <Button class="sort" onClick={() => choose(column.sort)}>
-                    {column.label}
-                    {column.sort === sort ? (descending ? " ↓" : " ↑") : ""}
-                  </Button>
+                  {column.sort ? (
+                    <Button class="sort" onClick={() => choose(column.sort!)}>
+                      {column.label}
+                      {column.sort === sort ? (descending ? " ↓" : " ↑") : ""}
+                    </Button>
+                  ) : (
+                    column.label
+                  )}
                 </th>
               ))}
               <th class="roomy">activity</th>

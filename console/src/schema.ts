@@ -4,7 +4,7 @@ export interface AckedConsumer {
   offset: number;
 }
 export interface Alarm {
-  kind: "damaged" | "dead letters" | "disk";
+  kind: "damaged" | "dead letters" | "disk" | "lag" | "paused";
   queue: string | null;
   text: string;
 }
@@ -95,6 +95,11 @@ export interface FailedDelivery {
   failed_at: number;
   session: string;
   error: string;
+}
+export interface FoundMessages {
+  messages: SeenMessage[];
+  looked_at: number;
+  next: number | null;
 }
 export interface GetRecords {
   queue?: string;
@@ -583,6 +588,7 @@ export interface Operations {
   "POST /v1/queues/{queue}/messages/delete": { asked: { queue: string; body?: NamedMessages }; answer: ChangedMessages };
   "POST /v1/queues/{queue}/messages/release": { asked: { queue: string; body?: NamedMessagesIn }; answer: ChangedMessages };
   "POST /v1/queues/{queue}/messages/reschedule": { asked: { queue: string; body?: NewSchedule }; answer: ChangedMessages };
+  "GET /v1/queues/{queue}/search": { asked: { queue: string; text?: string; encoding?: "base64" | "text"; path?: string; value?: string; attribute?: string; attribute_value?: string; id?: string; since?: number; until?: number; channel?: string; states?: ("delayed" | "done" | "leased" | "ready")[]; after?: number; limit?: number }; answer: FoundMessages };
   "POST /v1/queues/{queue}/channels": { asked: { queue: string; body: NewChannel }; answer: ChannelCounts };
   "GET /v1/queues/{queue}/channels": { asked: { queue: string }; answer: ChannelList };
   "GET /v1/queues/{queue}/channels/{channel}": { asked: { queue: string; channel: string }; answer: ChannelCounts };

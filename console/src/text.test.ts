@@ -1,5 +1,11 @@
 import { expect, test } from "vitest";
-import { bodyBytes, bytes, command, duration, hex, prettyJson, seconds } from "./text";
+import { bodyBytes, bytes, command, duration, errorGroup, hex, prettyJson, seconds } from "./text";
+
+test("errors are grouped as the server groups them", () => {
+  expect(errorGroup("Timeout: no answer from 10.0.0.7 after 3.5 s for order 'A-17'")).toBe("Timeout: no answer from # after # s for order #");
+  expect(errorGroup("no user 5f2c9a00-1111-4222-8333-444455556666\nat line 3")).toBe("no user #");
+  expect(errorGroup("")).toBe("no error was given");
+});
 
 test("sizes and times are short", () => {
   expect([bytes(0), bytes(1023), bytes(1536), bytes(10 * 1024 * 1024)]).toEqual(["0 B", "1023 B", "1.5 KiB", "10 MiB"]);

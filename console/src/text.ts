@@ -36,6 +36,12 @@ export const moment = (seconds: number): string => {
   return Number.isNaN(at.getTime()) ? String(seconds) : at.toISOString().replace("T", " ").slice(0, 19) + " UTC";
 };
 
+const VARYING =
+  /'[^'\n]{0,500}'|"[^"\n]{0,500}"|\b0x[0-9A-Fa-f]+\b|\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|\b(?=[A-Fa-f]*\d)[0-9A-Fa-f]{12,}\b|\d+(?:\.\d+)*/g;
+/** The group of an error, as the server groups them (`error_group`): its first line without numbers, ids and quoted text. */
+export const errorGroup = (error: string): string =>
+  error.trim().split("\n")[0]!.slice(0, 1000).replace(VARYING, "#").slice(0, 200).trimEnd() || "no error was given";
+
 /** The bytes of a body as the API gives it. */
 export function bodyBytes(body: string, encoding: string | undefined): Uint8Array<ArrayBuffer> {
   if (encoding !== "base64") return new TextEncoder().encode(body);
