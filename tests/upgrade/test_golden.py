@@ -103,6 +103,9 @@ def same(found: Any, expected: Any) -> bool:
 def test_answers_are_read(build: str) -> None:
     known = golden(build, "replies")
     for kind in replies_of(answers):
+        if kind.__name__ not in known:
+            assert build != "current", f"{kind.__name__}: {CHANGED}"
+            continue  # it came later
         now_ms, ((number, what, raw),) = answers.decode_answers(bytes.fromhex(known.pop(kind.__name__)))
         assert (now_ms, number, what) == (NOW_MS, 1, answers.Kind.REPLY)
         assert answers.unpack_reply(kind, raw) is not None

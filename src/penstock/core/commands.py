@@ -308,6 +308,19 @@ class QueueStats(Command):
     name: str
 
 
+class CountQueues(Command):
+    """Exact counts of many queues at once: `limit` at most, after the name `after`, by name. A list of `Stats`.
+
+    Queues in quarantine have none, and are left out.
+    """
+
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
 class TallyQueues(Command):
     """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
 
@@ -1153,7 +1166,19 @@ class Seen(msgspec.Struct):
         return self.chunk.base + self.index
 
 
-class Browse(Command):
+class _FirstBrowse(Command):
+    """`Browse` as it was first: other builds read its fields by their position."""
+
+    queue: str
+    channel: str = MAIN
+    after: int = -1
+    limit: int = 100
+    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
+    contains: bytes | None = None
+    """Only messages whose body holds these bytes."""
+
+
+class Browse(_FirstBrowse, kw_only=True):
     """Messages with their state in a channel, in sequence order, without consuming. Replies with `list[Seen]`."""
 
     traits = Traits(
@@ -1166,13 +1191,6 @@ class Browse(Command):
         has_messages=True,
     )
 
-    queue: str
-    channel: str = MAIN
-    after: int = -1
-    limit: int = 100
-    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
-    contains: bytes | None = None
-    """Only messages whose body holds these bytes."""
     end: int | None = None
     """Only messages before this sequence number."""
 
@@ -1302,10 +1320,8 @@ class RedriveTask(msgspec.Struct):
     discard: bool = False
 
 
-class StartRedrive(Command):
-    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
-
-    traits = Traits(reply=RedriveTask, queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+class _FirstStartRedrive(Command):
+    """`StartRedrive` as it was first."""
 
     queue: str
     target: str | None = None
@@ -1314,6 +1330,13 @@ class StartRedrive(Command):
     error: str | None = None
     """Only dead letters one of whose reported errors holds this text."""
     per_second: int | None = None
+
+
+class StartRedrive(_FirstStartRedrive, kw_only=True):
+    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
+
+    traits = Traits(reply=RedriveTask, queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+
     group: str | None = None
     """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
     discard: bool = False
@@ -1342,5 +1365,11 @@ class ListRedrives(Command):
     queue: str | None = None
 
 
-COMMANDS: tuple[type[Command], ...] = tuple(Command.__subclasses__())
+def _declared(kind: type[Command]) -> Iterator[type[Command]]:
+    """The commands that derive from one: of those that have got more fields since, the last form."""
+    for each in kind.__subclasses__():
+        yield from list(_declared(each)) or [each]
+
+
+COMMANDS: tuple[type[Command], ...] = tuple(_declared(Command))
 """Every command of the core, in the order in which they stand here."""

@@ -32,11 +32,12 @@ from penstock.wire.requests import BadFrame
 from penstock.wire.versions import Versions
 
 MAGIC = b"PSLK"
-VERSIONS = Versions(oldest=2, newest=3)
+VERSIONS = Versions(oldest=2, newest=4)
 """Of the links, and of the commands that travel on them, those that this build speaks (`docs/upgrading.md`).
 
 2   the first build's
 3   `TallyQueues`
+4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`
 """
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096

@@ -163,6 +163,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
         commands.Changed(1),
     ),
     (commands.NameQueue(queue_id=5), "q"),
+    (commands.CountQueues(prefix="a", after="b", limit=5), [STATS]),
     (
         commands.ListSessions(queue="q", after=3, limit=4),
         [commands.SessionInfo(4, "s", 5, 6, "c", True, [commands.HeldLeases("q", "main", 1, 2, 3)])],
