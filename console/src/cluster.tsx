@@ -11,7 +11,7 @@ export function Cluster() {
   const [target, setTarget] = useState("");
   const cluster = found.value;
   const isOne = cluster?.kind === "single";
-  const mayChange = may("admin", "*") && !isOne;
+  const mayChange = may("admin", "any-queue-of-the-cluster") && !isOne;
   const close = () => (setAsked(undefined), setTarget(""), void found.again());
   const nodes = cluster?.nodes ?? [];
   const moving = cluster?.shards.filter((each) => each.moving).length ?? 0;

@@ -6,7 +6,7 @@ import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./t
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
-const CALLS_MAX = 100;
+const SEARCH_MS = 3000;
 const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
@@ -74,15 +74,18 @@ export function Messages({ name }: { name: string }) {
   const sought = { ...asked(name, search, view), channel };
   const seen = usePolled(
     async () => {
-      // One call looks at so many messages: what it has not found yet may come later.
+      // One call looks at so many messages: what it has not found yet comes later, or when somebody presses Next.
+      const until = performance.now() + SEARCH_MS;
+      let lookedAt = 0;
       const found: SeenMessage[] = [];
       let next: number | null = after;
-      for (let calls = 0; calls < CALLS_MAX && next !== null && found.length < PAGE; calls++) {
+      while (next !== null && found.length < PAGE && performance.now() < until) {
         const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
         found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
         next = page.next;
+        lookedAt += page.looked_at;
       }
-      return { messages: found, next };
+      return { messages: found, next, lookedAt };
     },
     0,
     [name, JSON.stringify(sought), view, after],
@@ -256,7 +259,13 @@ export function Messages({ name }: { name: string }) {
             </table>
           </div>
           {seen.value && messages.length === 0 && (
-            <p class="empty">{search !== EMPTY ? "No message in these states fits." : "There are no messages in these states."}</p>
+            <p class="empty">
+              {seen.value.next !== null
+                ? `Nothing among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
+                : search !== EMPTY
+                  ? "No message in these states fits."
+                  : "There are no messages in these states."}
+            </p>
           )}
           <nav class="pager" aria-label="Pages of messages">
             <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>

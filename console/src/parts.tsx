@@ -3,7 +3,7 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { Problem, stream, useStream, type Sample } from "./api";
-import { command as shell, number } from "./text";
+import { command as shell, number, quoted } from "./text";
 
 /** Ask again every so often while the page is seen; `again` asks at once. `keeps`: the old is shown until the new is there. */
 export function usePolled<T>(load: () => Promise<T>, everyMs: number, on: unknown[], keeps = false): Polled<T> {
@@ -45,7 +45,8 @@ export const Trouble = ({ error }: { error: Error | undefined }) =>
 
 /** The command of the command line that does the same. */
 export function Cli({ words }: { words: string[] }) {
-  const text = shell(...words, "--url", location.origin);
+  // A cluster's commands talk to Kafka; what has no command is done with curl.
+  const text = words[0] === "curl" ? words.map(quoted).join(" ") : words[0] === "cluster" ? shell(...words) : shell(...words, "--url", location.origin);
   const [copied, setCopied] = useState(false);
   const copy = () =>
     void navigator.clipboard?.writeText(text).then(() => {

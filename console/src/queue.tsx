@@ -279,7 +279,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         }
         button="Move"
         isWaiting={offset === ""}
-        cli={["consumer", "move", name, consumer, offset || "OFFSET", ...(offset !== "" && wanted < before ? ["--rewind"] : [])]}
+        cli={["consumer", "move", name, consumer, offset || "OFFSET", ...(offset !== "" && wanted < before ? ["--allow-rewind"] : [])]}
         act={() =>
           ask("PUT /v1/queues/{queue}/consumers/{consumer}", { queue: name, consumer, body: { offset: wanted, allow_rewind: wanted < before } })
         }

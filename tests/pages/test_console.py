@@ -61,7 +61,8 @@ def test_the_overview_counts_sorts_filters_and_creates(browser: Browser, server:
         no_dialogue(page)
         shows(page, "invoices.fifo")
         assert "invoices.fifo" in server.call(ListQueues())
-        assert {urlsplit(url).netloc for url in page.requests if not url.startswith('data:')} == {urlsplit(server.url).netloc}
+        asked_of = {urlsplit(url).netloc for url in page.requests if not url.startswith("data:")}
+        assert asked_of == {urlsplit(server.url).netloc}
         assert page.complaints == []
 
 
