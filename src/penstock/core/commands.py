@@ -974,7 +974,7 @@ class EndSession(Command):
     error: str = "session ended"
 
 
-class HeldLeases(NamedTuple):
+class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
     """Messages that a session holds in one channel."""
 
     queue: str
