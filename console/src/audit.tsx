@@ -63,7 +63,7 @@ export function Audit() {
                   <td>{each.queue && <a href={`#/queues/${encodeURIComponent(each.queue)}`}>{each.queue}</a>}</td>
                   <td class="mono">{Object.entries(each.scope).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join(" ")}</td>
                   <td>
-                    <span class={`tag ${each.outcome === "done" ? "ready" : "bad"}`}>{each.outcome}</span>
+                    <span class={`tag ${each.outcome === "ok" ? "ready" : "bad"}`}>{each.outcome}</span>
                   </td>
                 </tr>
               ))}

@@ -1,29 +1,27 @@
 import { useState } from "preact/hooks";
-import { ask, may } from "./api";
-import { Ask, Button, Cli, Field, Trouble, usePolled } from "./parts";
+import { ask } from "./api";
+import { Button, Cli, Field, Trouble, usePolled } from "./parts";
 import { number } from "./text";
 
-type Asked = { kind: "drain" | "undrain"; node: string } | { kind: "move"; shard: number };
+type Asked = { kind: "drain"; node: string } | { kind: "move"; shard: number };
 
+/** Nodes and shards, from the partition map that clients use as well. */
 export function Cluster() {
-  const found = usePolled(() => ask("GET /v1/cluster"), 3000, []);
+  const found = usePolled(() => ask("POST /get_partitions", { body: {} }), 3000, [], true);
   const [asked, setAsked] = useState<Asked>();
-  const [target, setTarget] = useState("");
-  const cluster = found.value;
-  const isOne = cluster?.kind === "single";
-  const mayChange = may("admin", "any-queue-of-the-cluster") && !isOne;
-  const close = () => (setAsked(undefined), setTarget(""), void found.again());
-  const nodes = cluster?.nodes ?? [];
-  const moving = cluster?.shards.filter((each) => each.moving).length ?? 0;
+  const map = found.value;
+  const nodes = Object.entries(map?.nodes ?? {});
+  const isAlone = nodes.length < 2;
+  const owned = (node: string) => map?.owners.filter((owner) => owner === node).length ?? 0;
   return (
     <main>
       <h1>Cluster</h1>
       <Trouble error={found.error} />
-      {cluster && (
+      {map && (
         <>
           <p class="note">
-            {isOne ? "This server is alone: it has every shard." : `${number(nodes.length)} nodes, ${number(cluster.shards.length)} shards`}
-            {moving > 0 && `, ${number(moving)} on the move`}
+            {isAlone ? "This server is alone: it has every shard." : `${number(nodes.length)} nodes, ${number(map.partitions)} shards`}
+            {!isAlone && `, version ${map.version} of the partition map`}
           </p>
           <section>
             <h2>Nodes</h2>
@@ -33,27 +31,20 @@ export function Cluster() {
                   <tr>
                     <th>node</th>
                     <th>address</th>
-                    <th>state</th>
                     <th class="number">shards</th>
-                    <th>version</th>
-                    {mayChange && <th>actions</th>}
+                    {!isAlone && <th>actions</th>}
                   </tr>
                 </thead>
                 <tbody>
-                  {nodes.map((node) => (
-                    <tr key={node.name}>
-                      <td class="name">{node.name}</td>
-                      <td class="mono">{node.url}</td>
-                      <td>
-                        <span class={`tag ${node.alive ? "ready" : "bad"}`}>{node.alive ? "alive" : "gone"}</span>
-                        {node.draining && <span class="tag warn">draining</span>}
-                      </td>
-                      <td class="number">{number(node.shards)}</td>
-                      <td>{node.version}</td>
-                      {mayChange && (
+                  {nodes.map(([node, url]) => (
+                    <tr key={node}>
+                      <td class="name">{node}</td>
+                      <td class="mono">{url}</td>
+                      <td class="number">{number(owned(node))}</td>
+                      {!isAlone && (
                         <td class="actions">
-                          <Button class="quiet" onClick={() => setAsked({ kind: node.draining ? "undrain" : "drain", node: node.name })}>
-                            {node.draining ? "Undrain…" : "Drain…"}
+                          <Button class="quiet" onClick={() => setAsked({ kind: "drain", node })}>
+                            Drain…
                           </Button>
                         </td>
                       )}
@@ -72,27 +63,20 @@ export function Cluster() {
                     <th class="number">shard</th>
                     <th>owner</th>
                     <th>state</th>
-                    <th class="number">lag</th>
-                    {mayChange && <th>actions</th>}
+                    {!isAlone && <th>actions</th>}
                   </tr>
                 </thead>
                 <tbody>
-                  {cluster.shards.map((shard) => (
-                    <tr key={shard.shard}>
-                      <td class="number">{shard.shard}</td>
-                      <td class="name">{shard.owner ?? "nobody"}</td>
+                  {map.owners.map((owner, shard) => (
+                    <tr key={shard}>
+                      <td class="number">{shard}</td>
+                      <td class="name">{owner || "nobody"}</td>
                       <td>
-                        {shard.moving ? (
-                          <span class="tag warn">{shard.wished ? `moving to ${shard.wished}` : "moving"}</span>
-                        ) : (
-                          <span class={`tag ${shard.owner ? "ready" : "bad"}`}>{shard.owner ? "served" : "not served"}</span>
-                        )}
-                        {!shard.moving && shard.wished && <span class="tag">kept there by hand</span>}
+                        <span class={`tag ${owner ? "ready" : "bad"}`}>{owner ? "served" : "not served"}</span>
                       </td>
-                      <td class="number">{shard.lag === null ? "–" : number(shard.lag)}</td>
-                      {mayChange && (
+                      {!isAlone && (
                         <td class="actions">
-                          <Button class="quiet" onClick={() => setAsked({ kind: "move", shard: shard.shard })}>
+                          <Button class="quiet" onClick={() => setAsked({ kind: "move", shard })}>
                             Move…
                           </Button>
                         </td>
@@ -102,53 +86,41 @@ export function Cluster() {
                 </tbody>
               </table>
             </div>
-            <Cli words={["cluster", "show"]} />
+            {!isAlone && <Cli words={["cluster", "show"]} />}
           </section>
         </>
       )}
-      {asked?.kind === "move" && (
-        <Ask
-          title={`Move shard ${asked.shard}`}
-          says={
-            target
-              ? `Shard ${asked.shard} goes from ${cluster?.shards.find((each) => each.shard === asked.shard)?.owner ?? "nobody"} to ${target}, and stays there. Its queues wait for moments.`
-              : "Choose the node that shall own it."
-          }
-          button="Move"
-          isWaiting={!target}
-          cli={["cluster", "move", String(asked.shard), target || "NODE"]}
-          act={() => ask("POST /v1/cluster/move", { body: { shard: asked.shard, node: target } })}
-          done={`Shard ${asked.shard} is on its way to ${target}.`}
-          close={close}
-        >
-          <Field label="To">
-            <select value={target} onChange={(event) => setTarget(event.currentTarget.value)}>
-              <option value="">…</option>
-              {nodes
-                .filter((each) => each.alive)
-                .map((each) => (
-                  <option key={each.name}>{each.name}</option>
-                ))}
-            </select>
-          </Field>
-        </Ask>
-      )}
-      {asked && asked.kind !== "move" && (
-        <Ask
-          title={asked.kind === "drain" ? `Drain ${asked.node}` : `Undrain ${asked.node}`}
-          says={
-            asked.kind === "drain"
-              ? `Its ${number(nodes.find((each) => each.name === asked.node)?.shards ?? 0)} shards move to other nodes, one by one, and it gets no new ones.`
-              : "It may have shards again."
-          }
-          button={asked.kind === "drain" ? "Drain" : "Undrain"}
-          cli={["cluster", asked.kind, asked.node]}
-          act={() => ask("POST /v1/cluster/drain", { body: { node: asked.node, draining: asked.kind === "drain" } })}
-          done={asked.kind === "drain" ? `${asked.node} is being drained.` : `${asked.node} may have shards again.`}
-          close={close}
-        />
-      )}
+      {asked && <Steer asked={asked} nodes={nodes.map(([node]) => node)} close={() => setAsked(undefined)} />}
     </main>
+  );
+}
+
+/** A cluster is steered through Kafka, by whoever may write there: the page gives the command. */
+function Steer({ asked, nodes, close }: { asked: Asked; nodes: string[]; close: () => void }) {
+  const [target, setTarget] = useState(nodes[0] ?? "");
+  return (
+    <dialog ref={(at) => void (at && !at.open && at.showModal())} onClose={close} aria-labelledby="steer-title">
+      <h2 id="steer-title">{asked.kind === "drain" ? `Drain ${asked.node}` : `Move shard ${asked.shard}`}</h2>
+      <p class="says">
+        {asked.kind === "drain"
+          ? "Its shards move to other nodes, one by one, and it gets no new ones until it is undrained."
+          : `The shard goes to ${target}, and stays there while that node lives. Its queues wait for moments.`}{" "}
+        Run the command where the cluster's Kafka can be reached.
+      </p>
+      {asked.kind === "move" && (
+        <Field label="To">
+          <select value={target} onChange={(event) => setTarget(event.currentTarget.value)}>
+            {nodes.map((each) => (
+              <option key={each}>{each}</option>
+            ))}
+          </select>
+        </Field>
+      )}
+      <Cli words={asked.kind === "drain" ? ["cluster", "drain", asked.node] : ["cluster", "move", String(asked.shard), target]} />
+      <div class="buttons">
+        <Button onClick={close}>Close</Button>
+      </div>
+    </dialog>
   );
 }
 

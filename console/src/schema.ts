@@ -134,6 +134,23 @@ export interface LifeEvent {
   attempt: number | null;
   text: string;
 }
+export interface LookupNode {
+  name: string;
+  address: string;
+  tcp_port: number;
+  http_port: number;
+  version: string;
+  topics: string[];
+}
+export interface LookupServiceState {
+  address: string;
+  connected: boolean;
+  version: string | null;
+}
+export interface LookupState {
+  services: LookupServiceState[];
+  nodes: LookupNode[];
+}
 export interface Me {
   name: string;
   grants: RightsOn[];
@@ -627,4 +644,5 @@ export interface Operations {
   "GET /v1/overview": { asked: {  }; answer: ServerOverview };
   "GET /v1/overview/queues": { asked: { prefix?: string; contains?: string; sort?: "acked" | "bytes" | "dead" | "delayed" | "failed" | "leased" | "messages" | "name" | "ready" | "sent"; descending?: boolean; after?: number; limit?: number }; answer: QueueRows };
   "GET /v1/history": { asked: { queue?: string; range?: "day" | "fortnight" | "hour" | "week" }; answer: QueueHistory };
+  "GET /v1/lookup": { asked: {  }; answer: LookupState };
 }

@@ -20,10 +20,11 @@ import httpx
 import penstock
 from tests.pages.browser import Browser, Page
 from tests.pages.console import key, press, shows, write
-from tests.server.serving import served
+from tests.server import serving
 
 BATCH = 10_000
 LARGE = "queue-000042"
+serving.PATIENCE_S = 900.0
 
 
 def fill(directory: Path, queues: int, messages: int) -> None:
@@ -105,7 +106,9 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="penstock-large-"))
     try:
         fill(directory / "data", options.queues, options.messages)
-        with served(directory) as server:
+        began = time.monotonic()
+        with serving.served(directory) as server:
+            print(f"| the server starts | {time.monotonic() - began:.2f} s |", flush=True)
             url = f"http://127.0.0.1:{server.ports['http']}"
             pid = server.process.pid
             timed("the first look at all queues, by the API", lambda: httpx.get(f"{url}/v1/overview", timeout=120))

@@ -25,6 +25,7 @@ from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller, rates_of
 from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.intervening import SingleMessages
+from penstock.protocols.rest.lookup import Lookups
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews, history_of
@@ -215,6 +216,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         VirtualQueues(services, messages),
         Server(services, version),
         Overviews(services, version),
+        Lookups(services),
     ]
 
 
