@@ -85,7 +85,7 @@ wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the p
 	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
 	PYTHONPATH=$(CURDIR)/build/wheel $(BIN)/python -m pytest -o pythonpath="$(CURDIR)/build/wheel ." tests
 
-new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH (options: NEW_USER="--python P --compiled")
+new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH or of pyenv (options: NEW_USER="--python P --compiled")
 	$(BIN)/python -m tools.new_user $(NEW_USER)
 
 image-test: $(SERVING) ## Build the image by the Dockerfile's steps without Docker, run it, say how large it is (needs root, and Debian's apt; minutes)

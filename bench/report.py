@@ -80,6 +80,12 @@ QUESTIONS = {
         "ms; less is better",
         ("held, 100", "held, 100,000"),
     ),
+    "builds": Question(
+        "What do the compiled build and credentials change?",
+        "the server's processor time for a message that 16 clients send, receive and acknowledge one by one",
+        "microseconds; less is better",
+        ("compiled", "compiled, credentials", "sources", "sources, credentials"),
+    ),
     "sqs": Question(
         "How does the SQS API compare to ElasticMQ?",
         "64 connections over loopback, each waits for its answer; ElasticMQ keeps messages in memory, Penstock syncs",

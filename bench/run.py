@@ -20,7 +20,7 @@ from bench import report
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "many_queues"]
-SCRIPTS += ["sqs", "nsq", "client", "spark", "cluster"]
+SCRIPTS += ["builds", "sqs", "nsq", "client", "spark", "cluster"]
 """Those that the library is measured by, then the front ends', then the client's, then those of many nodes."""
 
 PACKAGES = ["numpy", "xxhash", "uvloop", "httptools", "msgspec", "litequeue", "persist-queue", "moto"]

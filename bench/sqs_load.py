@@ -210,7 +210,7 @@ class Lane:
         if length is None or len(buffer) < end + 4 + int(length[1]):
             self.buffer = buffer
             return None
-        if not buffer.startswith(b"HTTP/1.1 200 "):
+        if not buffer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 201 ")):
             raise RuntimeError(f"the server refused {self.request[:2_000]!r}: {buffer[:2_000]!r}")
         self.buffer = b""
         self.is_spent = buffer.find(b"\r\nConnection: close", 0, end) >= 0

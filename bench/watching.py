@@ -6,7 +6,8 @@ One server in a process of its own, at full load: clients that send, receive and
 queues. Turns alternate between none, the history, and the history with browsers that hold `/v1/live` open and ask for
 the first page of queues every two seconds, as the console does. What is compared is the CPU time of the server's
 process (user and system) divided by the messages that it has acknowledged: other work on the machine counts little in
-that. The ratio is that of the medians.
+that. The ratio is that of the medians. Where the machine is not quiet, it says nothing about single percents; so each
+kind is also measured on a server that has nothing else to do: the share of a core that it takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -70,34 +73,50 @@ async def load(url: str, seconds: float, browsers: int) -> int:
     return sum(done)
 
 
+@contextmanager
+def serving(directory: str, history: bool) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server in a process of its own, and its URL."""
+    ready = Path(directory) / "ready"
+    ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
+    command = [sys.executable, "-m", "penstock", "serve", "--data", f"{directory}/data", *ports]
+    command += ["--ready-file", str(ready)]
+    environment = os.environ | {"PENSTOCK_HISTORY_ENABLED": "true" if history else "false"}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            assert server.poll() is None, "the server did not start"
+            time.sleep(0.05)
+        yield server, json.loads(ready.read_text())["listening"]["http"]["url"]
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def turn(history: bool, browsers: int, seconds: float) -> float:
     """Microseconds of the server's CPU for a message."""
-    with tempfile.TemporaryDirectory() as directory:
-        ready = Path(directory) / "ready"
-        ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
-        command = [
-            sys.executable,
-            "-m",
-            "penstock",
-            "serve",
-            f"--data={directory}/data",
-            f"--ready-file={ready}",
-            *ports,
-        ]
-        environment = os.environ | {"PENSTOCK_HISTORY_ENABLED": "true" if history else "false"}
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            while not ready.exists():
-                assert server.poll() is None, "the server did not start"
-                time.sleep(0.05)
-            url = json.loads(ready.read_text())["listening"]["http"]["url"]
-            asyncio.run(load(url, 2.0, 0))
-            before_s = cpu_s(server.pid)
-            done = asyncio.run(load(url, seconds, browsers))
-            return (cpu_s(server.pid) - before_s) / done * 1e6
-        finally:
-            server.terminate()
-            server.wait()
+    with tempfile.TemporaryDirectory() as directory, serving(directory, history) as (server, url):
+        asyncio.run(load(url, 2.0, 0))
+        before_s = cpu_s(server.pid)
+        done = asyncio.run(load(url, seconds, browsers))
+        return (cpu_s(server.pid) - before_s) / done * 1e6
+
+
+def alone(history: bool, browsers: int, seconds: float) -> float:
+    """The share of a core that watching takes on a server with 50 queues and nothing else to do."""
+
+    async def watched(url: str) -> None:
+        async with penstock.connect_async(url) as ps:
+            for number in range(50):
+                await ps.queue(f"q{number}").send(b"x")
+        before_s = cpu_s(server.pid)
+        until_s = time.monotonic() + seconds
+        await asyncio.gather(asyncio.sleep(seconds), *(browse(url, until_s) for _ in range(browsers)))
+        used_s.append(cpu_s(server.pid) - before_s)
+
+    used_s: list[float] = []
+    with tempfile.TemporaryDirectory() as directory, serving(directory, history) as (server, url):
+        asyncio.run(watched(url))
+    return used_s[0] / seconds
 
 
 def main() -> None:
@@ -108,6 +127,10 @@ def main() -> None:
     parser.add_argument("--browsers", type=int, default=5)
     given = parser.parse_args()
     kinds = {"none": (False, 0), "history": (True, 0), "browsers": (True, given.browsers)}
+    for name, (history, browsers) in kinds.items():
+        print(
+            f"{name:10} {alone(history, browsers, given.seconds):8.2%} of a core, with nothing else to do", flush=True
+        )
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(given.turns):
         for name, (history, browsers) in kinds.items():

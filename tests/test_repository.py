@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "outbox": {"core", "client", "outbox"},
     "spark": {"core", "store", "wire", "client", "spark"},
     "pipelines": {"core", "store", "wire", "client", "spark", "pipelines"},
-    "protocols": {"core", "server", "wire", "protocols"},
+    "console": {"console"},
+    "protocols": {"core", "server", "wire", "console", "protocols"},
 }
 
 # What the core must not have: a clock, randomness, files, sockets, threads.

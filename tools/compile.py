@@ -38,7 +38,6 @@ COMPILED = (
     "store/layer.py",
     "store/journal/frames.py",
     "store/journal/file.py",
-    "protocols/http/body.py",
     "protocols/http/connection.py",
     "protocols/http/exchange.py",
     "protocols/http/server.py",

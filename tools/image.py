@@ -1,7 +1,7 @@
 """Build and try the image without a container engine: the Dockerfile's own steps, in directories, by chroot.
 
-    python -m tools.image build DIRECTORY [--plain]    # as root; --plain leaves out the compilation (minutes)
-    python -m tools.image try DIRECTORY                # as root: run what was built, in a network of its own
+    python -m tools.image build DIRECTORY    # as root; --plain leaves out the compilation (minutes)
+    python -m tools.image try DIRECTORY      # as root: run what was built, in a network of its own
 
 `make image-test` does both. The Dockerfile is read, so that the two cannot drift apart: an instruction that is not
 known here is an error. One thing is different: `python:3.13-slim` is made by debootstrap out of Debian's own Python of
@@ -35,7 +35,7 @@ from tools.debian import DebianError, cache_directory, program
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCKERFILE = ROOT / "Dockerfile"
-SUITES = {"3.11": "bookworm", "3.13": "trixie"}
+SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
 """The release of Debian that has a Python."""
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
@@ -103,15 +103,20 @@ class Stage:
         return ["env", "--ignore-environment", *told, *chroot, "env", f"--chdir={self.directory}", *command]
 
 
-def stages(path: Path, where: Path) -> Iterator[tuple[Stage, list[Instruction]]]:
-    """The stages of a Dockerfile, with the instructions of each that change files. What is said of running is read."""
+def stages(
+    path: Path, where: Path, given: Mapping[str, str] | None = None
+) -> Iterator[tuple[Stage, list[Instruction]]]:
+    """The stages of a Dockerfile, with the instructions of each that change files. What is said of running is read.
+
+    `given` replaces the defaults of its arguments, as `--build-arg` does.
+    """
     arguments: dict[str, str] = {}
     found: list[tuple[Stage, list[Instruction]]] = []
     for instruction in instructions(path):
         name, rest = instruction
         if name == "ARG":
             key, _, value = rest.partition("=")
-            arguments[key] = value
+            arguments[key] = (given or {}).get(key, value)
         elif name == "FROM":
             base, _, alias = re.sub(r"\$\{(\w+)\}", lambda each: arguments[each[1]], rest).partition(" AS ")
             found.append((Stage(base, alias, where / (alias or "image")), []))
@@ -144,11 +149,11 @@ def stages(path: Path, where: Path) -> Iterator[tuple[Stage, list[Instruction]]]
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def build(where: Path, *, compiled: bool) -> None:
+def build(where: Path, *, compiled: bool, given: Mapping[str, str]) -> None:
     """Every stage, in a directory of its own below `where`."""
     where.mkdir(parents=True, exist_ok=True)
     made: dict[str, Path] = {}
-    for stage, steps in stages(DOCKERFILE, where):
+    for stage, steps in stages(DOCKERFILE, where, given):
         shutil.rmtree(stage.root, ignore_errors=True)
         _run(
             ["cp", "--archive", "--reflink=auto", str(base(stage.base, *HEADERS[: bool(stage.name)])), str(stage.root)]
@@ -184,10 +189,14 @@ def base(image: str, *more: str) -> Path:
     bootstrap = program("debootstrap")
     environment = {**bootstrap.environment, "DEBOOTSTRAP_DIR": str(bootstrap.root / "usr/share/debootstrap")}
     options = ["--variant=minbase", f"--include={','.join((*PACKAGES, *more))}"]
-    _run([str(bootstrap.path), *options, suite, str(root / "root"), MIRROR], environment)
+    # its scripts are the same for every release since 2008: that of sid serves for releases that it has not heard of
+    script = bootstrap.root / "usr/share/debootstrap/scripts/sid"
+    _run([str(bootstrap.path), *options, suite, str(root / "root"), MIRROR, str(script)], environment)
     for name in NOT_IN_SLIM:
         _empty(root / "root" / name)
     (root / "root/usr/local/bin/python").symlink_to("/usr/bin/python3")
+    # the lists of a release in the making are valid for a week, and a mirror may be behind
+    (root / "root/etc/apt/apt.conf.d/valid-until").write_text('Acquire::Check-Valid-Until "false";\n')
     (root / "complete").touch()
     return root / "root"
 
@@ -375,13 +384,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=("build", "try"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--plain", action="store_true", help="do not compile the hot half")
+    parser.add_argument("--python", choices=SUITES, help="instead of the Dockerfile's own (--build-arg PYTHON=...)")
     chosen = parser.parse_args(arguments)
     if os.geteuid() != 0:
         sys.exit("THE IMAGE WAS NOT TRIED: chroot needs root")
     where = chosen.directory.resolve()
     try:
         if chosen.what == "build":
-            build(where, compiled=not chosen.plain)
+            build(where, compiled=not chosen.plain, given={"PYTHON": chosen.python} if chosen.python else {})
             found = sizes(where)
             for name, size in found.items():
                 print(f"{name:16} {size / 1e6:7.1f} MB")

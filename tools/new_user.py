@@ -208,15 +208,22 @@ def try_wheel(python: str, directory: Path, title: str, *, wheel: Path | None, c
 
 
 def pythons_found() -> list[str]:
-    """Every Python of `PYTHONS` on the PATH that runs, by its path."""
-    paths = [found for name in PYTHONS if (found := shutil.which(name))]
-    return [path for path in paths if subprocess.run([path, "--version"], capture_output=True).returncode == 0]
+    """Of each version in `PYTHONS` one that runs, by its path: on the PATH, else one that pyenv has installed."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [next(filter(_runs, [name, *sorted(map(str, pyenv.glob(f"*/bin/{name}")))]), None) for name in PYTHONS]
+    return [path for name in found if name and (path := shutil.which(name))]
+
+
+def _runs(python: str) -> bool:
+    """Whether it is there, and more than a stand-in of pyenv for a version that is switched off."""
+    path = shutil.which(python)
+    return path is not None and subprocess.run([path, "--version"], capture_output=True).returncode == 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try everything that is asked for, and say what was not."""
     parser = argparse.ArgumentParser(prog="new_user", description="Do what a new user does, and print times and sizes.")
-    parser.add_argument("--python", action="append", help="a Python to try; default: every one on the PATH")
+    parser.add_argument("--python", action="append", help="a Python to try; default: every one on the PATH or of pyenv")
     parser.add_argument("--from", dest="kinds", choices=("clone", "wheel"), action="append", help="default: both")
     parser.add_argument("--wheel", type=Path, help="a wheel that is there already, instead of building one")
     parser.add_argument("--compiled", action="store_true", help="build the wheel with the hot half compiled")
@@ -237,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     sys.exit(f"{kind}, {version}: {error}")
     missing = [name for name in PYTHONS if not chosen.python and not any(path.endswith(name) for path in pythons)]
     if missing:
-        print(f"NOT TRIED, because they are not on the PATH: {', '.join(missing)}")
+        print(f"NOT TRIED, because neither the PATH nor pyenv has them: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

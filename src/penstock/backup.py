@@ -43,10 +43,10 @@ from penstock.core.storage.keys import Kind
 from penstock.core.storage.records import Mark, Meta, OutboxTarget
 from penstock.raw_directory import Finding, without_advice
 from penstock.salvage import look_over, stores_in
-from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.file_modes import DIRECTORY_MODE, FILE_MODE, make_file
 from penstock.store.journal.walk import Walk
 from penstock.store.layout import BACKUP_INCOMPLETE_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, is_store
+from penstock.store.lock import refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
 

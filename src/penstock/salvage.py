@@ -46,7 +46,6 @@ from penstock.raw_directory import (
     finding_of_flaw,
     without_advice,
 )
-from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.file_modes import DIRECTORY_MODE, make_file
@@ -61,7 +60,7 @@ from penstock.store.layout import (
     TABLE_NAME,
     is_store,
 )
-from penstock.store.lock import DirectoryLock
+from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.connecting import connect, connect_async
-from penstock.client.own_shard import AsyncOwnShard, OwnShard
+from penstock.client.opening import AsyncOwnShard, OwnShard
 from penstock.client.remote.address import TransportName
 from penstock.client.sync.penstock import Penstock
 from penstock.server.settings import Settings, WebsocketSettings

@@ -65,7 +65,7 @@ class NaiveFifo:
         found = []
         for group in {group for group, _ in self.messages.values()}:
             mine = [(number, state) for number, (name, state) in sorted(self.messages.items()) if name == group]
-            if mine[0][1] == State.READY and all(state != State.LEASED for _, state in mine):
+            if mine[0][1] == State.READY:
                 found.append((self.attempts[mine[0][0]], mine[0][0], group))
         return sorted(found)
 
@@ -88,7 +88,7 @@ class NaiveFifo:
         for sequence in first + second + third:
             self.put(sequence, State.LEASED)
             self.attempts[sequence] += 1
-        return first + second + third, max(0, owes_fresh + len(first) - len(second)) + len(third) > 0
+        return second + first + third, max(0, owes_fresh + len(first) - len(second)) + len(third) > 0
 
 
 class NaiveFair:

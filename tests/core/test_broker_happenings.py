@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.message_events import MessageEvent
+from penstock.core.commands import MessageEvent
 from tests.core.driver import MINUTE_MS, BrokerDriver, spans_of
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -156,3 +161,67 @@ def test_a_release_has_a_wheel_for_each_python_that_the_package_names() -> None:
     built = next(step["env"]["CIBW_BUILD"] for step in steps if "env" in step)
     named = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text())
     assert [f"cp{each.replace('.', '')}-*" for each in named] == built.split()
+
+
+def test_the_notes_of_a_release_are_those_of_its_version(tmp_path: Path) -> None:
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["release"]["steps"]
+    (command,) = [step["run"] for step in steps if "notes.md" in step.get("run", "") and "awk" in step["run"]]
+    (tmp_path / "CHANGELOG.md").write_text(
+        (ROOT / "CHANGELOG.md").read_text() + "\n## [0.0.9] - 2026-01-01\n\nOf long ago.\n"
+    )
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    environment = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": f"v{version}"}
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environment, check=True)
+    notes = (tmp_path / "notes.md").read_text()
+    assert "### Added" in notes and "Of long ago." not in notes
+
+
+# -- by the tools of the trade, which come as wheels -------------------------------------------------------------------
+
+KUBERNETES = ("1.25", "1.37")
+"""The oldest and the newest version that the chart is checked against."""
+CHARTS = {
+    "one server": (),
+    "a cluster on Kafka": ("--set=replicas=3", "--set=kafka.bootstrap=kafka:9092"),
+    "with everything": (
+        "--set=serviceMonitor.enabled=true",
+        "--set=service.annotations.a=b",
+        "--set=podAnnotations.a=b",
+        "--set=hosts={queues.example.com}",
+        "--set=settings=[log]\nlevel = 'debug'",
+        "--set=env[0].name=PENSTOCK_LOG_LEVEL,env[0].value=info",
+    ),
+}
+
+
+def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program that a wheel has brought, beside this Python."""
+    program = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip(f"NOT CHECKED: {name} is not here; `make venv` installs it")
+    assert program is not None, f"{name} is not here"
+    return subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_hadolint_finds_nothing_in_the_images() -> None:
+    ended = run_tool("hadolint", "--no-color", "Dockerfile", "deploy/compose/spark.Dockerfile")
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("options", CHARTS.values(), ids=CHARTS)
+def test_helm_makes_objects_of_the_chart_that_kubernetes_takes(options: tuple[str, ...]) -> None:
+    assert run_tool("helm", "lint", "--strict", str(CHART)).returncode == 0
+    made = run_tool("helm", "template", "queues", str(CHART), *options)
+    assert made.returncode == 0, made.stderr
+    documents = [each for each in yaml.safe_load_all(made.stdout) if each]
+    kinds = {each["kind"] for each in documents}
+    assert kinds >= {"StatefulSet", "Service", "Secret", "ConfigMap", "PodDisruptionBudget"}
+    for document in documents:
+        if document["kind"] != "ServiceMonitor":  # not Kubernetes' own: the Prometheus operator defines it
+            for version in KUBERNETES:
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_several_replicas_without_kafka_are_refused_by_the_chart() -> None:
+    refused = run_tool("helm", "template", "queues", str(CHART), "--set=replicas=3")
+    assert refused.returncode != 0 and "kafka.bootstrap is needed" in refused.stderr

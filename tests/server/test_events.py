@@ -188,7 +188,7 @@ def test_more_events_than_may_wait_are_dropped_and_counted() -> None:
 
 
 def _other(number: int) -> Any:
-    from penstock.core.message_events import MessageEvent
+    from penstock.core.commands import MessageEvent
 
     return MessageEvent("acked", "orders", "main", first=3 * number, messages=1, at_ms=number, sent_ms=1)
 

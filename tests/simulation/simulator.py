@@ -296,7 +296,8 @@ class Simulator:
             self._count_acks(command.acks, set())
         elif isinstance(command, c.Ack):
             self._count_acks([command], _refused(outcome))
-            self.ledger.acks(self.places.get((command.queue, command.channel), (0, 0)), command.spans)
+            if not (command.in_time and outcome.refused):
+                self.ledger.acks(self.places.get((command.queue, command.channel), (0, 0)), command.spans)
         elif isinstance(command, c.GiveBack):
             self.ledger.given_back(self.places.get((command.queue, command.channel), (0, 0)), command.spans)
         elif isinstance(command, c.AckSequences):

@@ -339,7 +339,7 @@ def test_room_in_flight_is_counted_right(case: CrashingCase) -> None:
 # -- what stands in the way --------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_chunk_before_it_is_put_aside(case: CrashingCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_chunk_before_it_is_put_aside(case: CrashingCase, breaking: pytest.MonkeyPatch) -> None:
     case.do(create())
     for number in range(3):
         case.do(send(b"%d" % number))
@@ -352,7 +352,7 @@ def test_a_damaged_chunk_before_it_is_put_aside(case: CrashingCase, monkeypatch:
             raise ChunkDamaged("a bit fell over")
         return honest(write_buffer, key)
 
-    monkeypatch.setattr(WriteBuffer, "load", load)
+    breaking.setattr(WriteBuffer, "load", load)
     broker = case.world.broker
     assert broker.handle(ack(c.Span(2, 2, 1)), START_MS).count == 1
     assert refusals(broker.handle(ack(c.Span(1, 1, 1)), START_MS)) == [StaleReceipt]
@@ -379,19 +379,19 @@ def _forget(acknowledgement: Acknowledgement, wanted: list[Any], *rest: object) 
     return 0, wanted
 
 
-def test_a_broker_that_refuses_who_was_forgotten_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Acknowledgement, "_walk_forgotten", _forget)
+def test_a_broker_that_refuses_who_was_forgotten_is_found_out(breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Acknowledgement, "_walk_forgotten", _forget)
     with pytest.raises(Violation, match=r"settled 0, not|StaleReceipt|WorkRefused"):
         for seed in range(RECALLING_SEEDS, RECALLING_SEEDS + 25):
             run_seed(seed)
 
 
 def test_a_message_that_comes_back_after_its_last_receiver_acked_it_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
+    breaking: pytest.MonkeyPatch,
 ) -> None:
     """Without the model's help: the ledger counts what clients got and were told, by message."""
-    monkeypatch.setattr(Acknowledgement, "_walk_forgotten", _forget)
-    monkeypatch.setattr(Queue, "was_forgotten", lambda *_: False)
+    breaking.setattr(Acknowledgement, "_walk_forgotten", _forget)
+    breaking.setattr(Queue, "was_forgotten", lambda *_: False)
     with pytest.raises(Violation, match="acked it, and it came back"):
         for seed in range(RECALLING_SEEDS, RECALLING_SEEDS + 25):
             run_seed(seed)

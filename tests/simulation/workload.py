@@ -395,7 +395,10 @@ class Workload:
 
     def _ack(self, now_ms: int) -> c.Command | None:
         held = self._take_held()
-        return c.Ack(queue=held.queue, channel=held.channel, spans=held.spans) if held else None
+        if held is None:
+            return None
+        in_time = held.spans[0].first % 3 == 0
+        return c.Ack(queue=held.queue, channel=held.channel, spans=held.spans, in_time=in_time)
 
     def _ack_sequences(self, now_ms: int) -> c.Command | None:
         held = self._take_held()
@@ -456,7 +459,8 @@ class Workload:
             return None
         self.held.append(held)
         lease_ms = self.rng.choice([0, 100, 9_700, 3_400_000, 12 * HOUR_MS])
-        return c.Extend(queue=held.queue, channel=held.channel, spans=held.spans, lease_ms=lease_ms)
+        late = held.spans[0].first % 2 == 0
+        return c.Extend(queue=held.queue, channel=held.channel, spans=held.spans, lease_ms=lease_ms, late=late)
 
     def _work(self, now_ms: int) -> c.Command | None:
         held = [one for one in [self._take_held() for _ in range(self.rng.randint(0, 2))] if one]

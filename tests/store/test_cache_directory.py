@@ -9,12 +9,12 @@ import pytest
 import penstock
 from penstock.cluster.workers.workers import open_cluster_file
 from penstock.core.errors import StoreError
-from penstock.store.cache_directory import lock_for_node
 from penstock.store.embedded import open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.kafka import open_kafka
 from penstock.store.layout import CLUSTER_NAME, POSITION_NAME
+from penstock.store.lock import lock_for_node
 from tests.store.conformance import changes_of
 
 NOWHERE = KafkaOptions("127.0.0.1:1", "nowhere", "nowhere")

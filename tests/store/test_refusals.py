@@ -285,7 +285,7 @@ def test_sealing_a_large_old_table_is_told(
     monkeypatch.setattr(table_module, "SEALING_TOLD_RECORDS", 1)
     with caplog.at_level("INFO", logger="penstock.store"):
         table = SqliteTable(tmp_path / "t")
-    assert "sealing 2 records" in caplog.text
+    assert "adding checksums to 2 records" in caplog.text
     assert dict(table.scan(b"", None)) == {b"\x0ca": b"1", b"\x0cb": b"2"}
     assert seal_of(b"a", b"b") != seal_of(b"b", b"a")
     table.close()

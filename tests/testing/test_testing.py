@@ -80,8 +80,15 @@ def test_each_test_has_a_server_of_its_own_and_a_run_may_have_one_for_all(tmp_pa
 
 
 def test_the_examples_of_the_docs_run_as_printed(tmp_path: Path) -> None:
-    with_pytest, without = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL)
-    (tmp_path / "test_printed.py").write_text(with_pytest)
+    printed = re.findall(
+        r"(<!-- not run.*?\n)?```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL
+    )
+    programs = [program for note, program in printed if not note]
+    tests = [program for program in programs if "\ndef test_" in program]
+    for number, test in enumerate(tests):
+        (tmp_path / f"test_printed_{number}.py").write_text(test)
     said = pytest_in(tmp_path)
-    assert "1 passed" in said, said
-    subprocess.run([sys.executable, "-c", without], cwd=tmp_path, check=True)
+    assert len(tests) == 3 and "3 passed" in said, said
+    for program in programs:
+        if program not in tests:
+            subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

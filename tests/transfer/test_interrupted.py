@@ -9,7 +9,15 @@ import pytest
 
 import penstock
 from penstock.cli import transfer
-from penstock.core.commands import ChangeQueue, Command, CreateChannel, CreateQueue, DescribeQueue, PauseChannel
+from penstock.core.commands import (
+    ChangeQueue,
+    Command,
+    CommitWork,
+    CreateChannel,
+    CreateQueue,
+    DescribeQueue,
+    PauseChannel,
+)
 from penstock.core.errors import InvalidRequest, StoreError
 from penstock.transfer.contents import LABEL, ChannelLine, Item, MessageLine, QueueLine
 from penstock.transfer.importing import DirectoryPlace, Import, Section, check_export, read_export
@@ -40,10 +48,10 @@ class Stopping:
         return self._caller.call(command)
 
 
-def run_import(place: DirectoryPlace, path: Path) -> None:
+def run_import(place: DirectoryPlace, path: Path, *, into_existing: bool = False) -> None:
     with path.open("rb") as file:
         checked = check_export(read_export(file, path.name, path))
-        Import(place, checked, into_existing=False, progress=lambda done, all: None).run(
+        Import(place, checked, into_existing=into_existing, progress=lambda done, all: None).run(
             read_export(file, path.name, path)
         )
 
@@ -77,6 +85,27 @@ def test_an_import_goes_on_wherever_it_was_stopped(
             assert [message.text for message in ps.queue(name).channel("late").browse()] == ["3"]
             paused = {key: each.paused for key, each in ps.queue(name).stats().channels.items()}
             assert paused == {"main": False, "slow": True, "late": True}
+
+
+@pytest.mark.parametrize("kind", [CreateChannel, PauseChannel, CommitWork])
+@pytest.mark.parametrize("after", range(6))
+def test_an_import_into_existing_queues_pauses_the_channels_that_it_has_made_wherever_it_was_stopped(
+    tmp_path: Path, queues_file: Path, kind: type[Command], after: int
+) -> None:
+    with penstock.open(tmp_path / "new") as ps:
+        for name in ("a", "b", "c"):
+            ps.create_queue(name)
+        ps._caller.call(CreateChannel(queue="a", channel="slow"))
+        try:
+            run_import(DirectoryPlace(Stopping(ps, kind, after)), queues_file, into_existing=True)
+        except StoreError:
+            run_import(DirectoryPlace(ps._caller), queues_file, into_existing=True)
+        for name in ("a", "b", "c"):
+            paused = {key: each.paused for key, each in ps.queue(name).stats().channels.items()}
+            assert paused == {"main": False, "slow": name != "a", "late": True}, name
+            ps._caller.call(PauseChannel(queue=name, channel="late", paused=False))
+        run_import(DirectoryPlace(ps._caller), queues_file, into_existing=True)
+        assert not any(ps.queue(name).stats().channels["late"].paused for name in ("a", "b", "c"))
 
 
 def test_a_queue_that_is_half_imported_is_not_exported(tmp_path: Path, queues_file: Path) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.cluster.links import wire as node_wire
 from penstock.cluster.membership import ledger
 from penstock.cluster.ownership.ownership import Claim, _decode
 from penstock.core.broker import Broker
-from penstock.core.delivery.receipt import Receipt
+from penstock.core.delivery.receipt import Receipt, open_message_id
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import Kind
 from penstock.outbox import Inbox, Outbox, Relay
@@ -94,9 +95,12 @@ def test_node_commands_are_read(build: str) -> None:
         assert all(same(getattr(command, field), getattr(expected, field)) for field in known["fields"]), name
 
 
+_LATER = re.compile(r", in_time=(True|False)")
+
+
 def same(found: Any, expected: Any) -> bool:
-    """Arrays of numbers, and errors, compare by what they say."""
-    return str(found) == str(expected)
+    """Arrays of numbers, and errors, compare by what they say; commands within others without what came later."""
+    return _LATER.sub("", str(found)) == _LATER.sub("", str(expected))
 
 
 @both
@@ -138,7 +142,9 @@ def test_tokens_that_clients_keep_are_read(build: str) -> None:
     known = golden(build, "tokens")
     assert Receipt.open(known["receipt"], lambda queue_id: KEY) == Receipt(7, 1, 1_234, 2)
     assert session_number(KEY, ANYBODY, known["session"]) == 7
-    assert known["message id"] == write_golden.tokens()["message id"]
+    assert open_message_id(99, known["message id"]) == (7, 1_234)
+    if build == "current":
+        assert known["message id"] == write_golden.tokens()["message id"]
 
 
 @both

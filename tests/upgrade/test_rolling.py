@@ -18,7 +18,7 @@ import penstock
 from penstock.cluster.membership.inspection import Inspection
 from penstock.server.settings import parse
 from penstock.wire.links import read_greeting, read_introduction
-from penstock.wire.versions import Versions
+from penstock.wire.requests import Versions
 from tests.cluster.books import Books
 from tests.cluster.load import LEASE_S, Load, Ports, create_queues, left_in_queues
 from tests.cluster.nodes import SHARDS, ProcessNode, settings_text, thread_node, until

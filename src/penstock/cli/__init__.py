@@ -45,9 +45,9 @@ SECTIONS = {
         "import": Place("penstock.cli.transfer:import_queues", "Bring an export into a directory or a server."),
         "outbox": Place("penstock.cli.outbox:outboxes", "Move messages from a database's outbox to queues."),
         "pipeline": Place("penstock.cli.pipelines:pipelines", "Run pipelines on Spark: queues to queues and tables."),
-        "sql": Place("penstock.cli.pipelines:sql", "Ask queues in SQL, on Spark."),
+        "sql": Place("penstock.cli.pipelines:sql", "Query queues in SQL, on Spark."),
     },
-    "To begin with": {
+    "First steps": {
         "demo": Place("penstock.demo:demo", "Send, receive, fail, retry and redrive on a temporary directory."),
     },
 }

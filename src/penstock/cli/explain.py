@@ -34,7 +34,7 @@ def explain(
 
     It is looked for in its queue, and among its dead letters. Exit status 3 when it is done, or gone.
 
-    penstock explain 9e3779b9-7f4a-7c15-0000-0000000000ff
+    penstock explain f058b7b8-246f-4424-ac54-c584acaebd01
     """
     life = ps.find_message(message) if queue is None else ps.queue(queue).look_up(named(message))
     if as_json:
@@ -46,7 +46,7 @@ def explain(
     print()
     print_rows([_in_channel(each) for each in life.channels], False, "Channels")
     if life.attributes:
-        print("\n" + "\n".join(f"{name}: {value}" for name, value in life.attributes.items()))
+        print("\n" + "\n".join(f"{name}: {value!s}" for name, value in life.attributes.items()))
     print(f"\n{body}")
 
 
@@ -77,8 +77,8 @@ def _as_row(life: MessageLife) -> dict[str, Any]:
 def named(message: str) -> str | int:
     """A message as it is named on the command line: by number, or by id.
 
-    >>> named("17"), named("9e3779b9-7f4a-7c15-0000-0000000000ff")
-    (17, '9e3779b9-7f4a-7c15-0000-0000000000ff')
+    >>> named("17"), named("f058b7b8-246f-4424-ac54-c584acaebd01")
+    (17, 'f058b7b8-246f-4424-ac54-c584acaebd01')
     """
     return int(message) if message.isascii() and message.isdigit() else message
 

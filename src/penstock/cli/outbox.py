@@ -68,7 +68,7 @@ def run(
 def status(
     database: Database = None, table: TableName = OUTBOX_TABLE, schema: SchemaName = None, as_json: AsJson = False
 ) -> None:
-    """Show how much waits, since when, and what has failed."""
+    """Show how many messages wait, since when, and which have failed."""
     from dataclasses import asdict
 
     with _outbox(database, table, schema) as (engine, outbox), engine.connect() as connection:
@@ -79,7 +79,7 @@ def status(
 def retry(
     database: Database = None, table: TableName = OUTBOX_TABLE, schema: SchemaName = None, as_json: AsJson = False
 ) -> None:
-    """Let relays try again what has failed."""
+    """Let relays retry messages that have failed."""
     with _outbox(database, table, schema) as (engine, outbox), engine.begin() as connection:
         count = outbox.retry(connection)
     print_done(f"{count} to be tried again", {"retried": count}, as_json)

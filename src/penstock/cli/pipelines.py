@@ -135,7 +135,7 @@ def status(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show how a pipeline stands: running or not, its last batches, and how far behind it is. Needs no Spark."""
+    """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Needs no Spark."""
     from penstock.pipelines.checkpoints import State, state_directory, status_of
 
     pipeline = _load(file)

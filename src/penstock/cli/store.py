@@ -271,7 +271,7 @@ def salvage(
     target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
     as_json: AsJson = False,
 ) -> None:
-    """Copy everything that is readable to a new directory, and list what is not, there and here."""
+    """Copy everything that is readable to a new directory, and list what is not."""
     import msgspec
 
     from penstock import salvage as care

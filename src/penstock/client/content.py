@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.client.identity import Identity
 from penstock.client.times import seconds
 from penstock.core.commands import Failure, Records, Run, Seen, Sent
 from penstock.core.delivery.states import State
+from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import AttributeValue, decode_attributes
 from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk
+
+
+class Identity(Protocol):
+    """Ids and receipts. They stay what they are over restarts."""
+
+    @property
+    def realm(self) -> int:
+        """What message ids are made of, besides queue and number."""
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """A message's id, in the form of a UUID."""
+
+    def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
+        """What settles one delivery of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +291,40 @@ class RunView:
     def bodies(self) -> list[bytes]:
         """The bodies, one by one."""
         return self._run.chunk.body_list(self._run.start, self._run.stop)
+
+
+Body = bytes | bytearray | memoryview | str
+
+
+def encode_body(body: Body) -> bytes:
+    """One body as bytes; text as UTF-8.
+
+    >>> encode_body("é"), encode_body(memoryview(b"ab"))
+    (b'\\xc3\\xa9', b'ab')
+    """
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a body that is text must be valid text: {error}") from None
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    raise InvalidRequest(f"a body must be bytes or text, and not {type(body).__name__}")
+
+
+def encode_bodies(bodies: Iterable[Body]) -> list[bytes]:
+    """Many bodies as a new list of bytes. A list that holds nothing else is checked and copied without a loop here.
+
+    >>> encode_bodies([b"a", "b"])
+    [b'a', b'b']
+    """
+    try:
+        return msgspec.convert(bodies, list[bytes], builtin_types=(bytes,))
+    except msgspec.ValidationError:
+        if isinstance(bodies, bytes | bytearray | memoryview | str):
+            raise InvalidRequest("send_many takes a list of bodies; to send one, use send") from None
+        if not isinstance(bodies, Iterable):
+            raise InvalidRequest(f"send_many takes a list of bodies, and not {type(bodies).__name__}") from None
+        return [encode_body(body) for body in bodies]

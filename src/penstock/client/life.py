@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.client.content import FailedAttempt, failed_attempts
-from penstock.client.identity import Identity
+from penstock.client.content import FailedAttempt, Identity, failed_attempts
 from penstock.client.times import seconds
 from penstock.core.commands import ChannelLife, Life
 from penstock.core.queues.attributes import AttributeValue, decode_attributes

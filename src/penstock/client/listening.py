@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from penstock.client.times import Seconds
 from penstock.core.backoff import backoff
 from penstock.core.commands import Delivery
+from penstock.core.errors import InvalidRequest
 from penstock.core.queues.config import Backoff, PolicyName, QueueConfig, dead_letter_name
 
 if TYPE_CHECKING:
@@ -72,15 +74,12 @@ class PushTarget(Protocol):
 
     def take(self, delivery: Delivery) -> bool:
         """Messages came; False if they are not wanted any more. May be called in any thread, and must not wait."""
-        ...
 
     def room(self) -> int:
         """How many messages may be on their way: asked where they are handed on, so that none is counted twice."""
-        ...
 
     def ask(self) -> None:
         """Look at the stream again: it may need to be topped up, or it is over. May be called in any thread."""
-        ...
 
 
 class HandlerTimes:
@@ -112,7 +111,6 @@ class Counted(Protocol):
     @property
     def in_hand(self) -> int:
         """Messages that are leased here and not settled."""
-        ...
 
 
 class ListenerMetrics:
@@ -202,7 +200,6 @@ class Grouped(Protocol):
     @property
     def group(self) -> str | None:
         """Its group."""
-        ...
 
 
 M = TypeVar("M", bound=Grouped)
@@ -255,3 +252,53 @@ class GroupOrder(Generic[M]):
         for behind in self._behind.values():
             behind.clear()
         return waiting
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+_GENERATOR = "the handler {name!r} is a generator: nothing of it would run, so let it return, and not yield"
+
+
+def check_callable(handler: Callable[..., Any]) -> None:
+    """`InvalidRequest` for what cannot be called, and for what does nothing when it is.
+
+    >>> check_callable(print)
+    """
+    name = getattr(handler, "__name__", handler)
+    if not callable(handler):
+        raise InvalidRequest(f"the handler is {handler!r}: give a function that takes a message")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise InvalidRequest(_GENERATOR.format(name=name))
+
+
+def check_result(handler: Callable[..., Any], result: Any) -> None:
+    """`InvalidRequest` if a handler has only begun: it turned out to be a generator, and its work is not done."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidRequest(_GENERATOR.format(name=getattr(handler, "__name__", handler)))
+
+
+def wants_unit_of_work(handler: Callable[..., Any]) -> bool:
+    """Whether a handler is called with `(message, tx)` and not with `(message)` alone.
+
+    It is when it needs two arguments: a second one with a default is the handler's own.
+
+    >>> def store(message, tx): ...
+    >>> def show(message, width=80): ...
+    >>> wants_unit_of_work(store), wants_unit_of_work(show), wants_unit_of_work([].append)
+    (True, False, False)
+    """
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # something built in, which does not say
+        return False
+    needed = [each for each in parameters if each.default is each.empty and each.kind in _POSITIONAL]
+    keywords = [each.name for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    takes_one = bool([each for each in parameters if each.kind in _POSITIONAL]) or takes_any
+    if keywords or len(needed) > 2 or not takes_one:
+        raise InvalidRequest(
+            f"the handler {getattr(handler, '__name__', handler)!r} cannot be called with (message) or (message, tx): "
+            "let it take one or two arguments"
+        )
+    return len(needed) == 2

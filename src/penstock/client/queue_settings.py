@@ -18,11 +18,11 @@ class QueueSettings(TypedDict, total=False):
     """How long a receiver has before its messages go to somebody else. From 0 to 43,200 seconds. Default: 30."""
 
     retention: Seconds | None
-    """Messages older than this go, whoever still wants them. None keeps them for ever. From 60 to 1,209,600
+    """Messages older than this are deleted, also unreceived ones. None keeps them for ever. From 60 to 1,209,600
     seconds. Default: 345600."""
 
     retention_bytes: int | None
-    """The oldest messages go when the queue is larger than this. None: no limit. From 1 to
+    """The oldest messages are deleted when the queue is larger than this. None: no limit. From 1 to
     4,611,686,018,427,387,904. Default: None."""
 
     delay: Seconds
@@ -32,7 +32,7 @@ class QueueSettings(TypedDict, total=False):
     """Body and attributes of one message together. From 1 to 268,435,456. Default: 1048576."""
 
     receive_wait: Seconds
-    """How long a receive waits for messages when it does not say so itself. From 0 to 20 seconds. Default: 0."""
+    """How long a receive waits for messages, unless it names a time itself. From 0 to 20 seconds. Default: 0."""
 
     max_receives: int
     """After this many failed deliveries a message goes to the dead-letter queue. 0: never. From 0 to 1,000.
@@ -48,8 +48,7 @@ class QueueSettings(TypedDict, total=False):
     """How often a message may be delivered. Default: 'at_least_once'."""
 
     consume_times: int
-    """With policy `consume_times`: how often a message may leave the process at most. From 1 to 1,000. Default:
-    1."""
+    """With policy `consume_times`: how often a message may be delivered at most. From 1 to 1,000. Default: 1."""
 
     deliver_unsynced: bool
     """Push messages while their send is being written to the disk. A crash may take them back. Default: False."""
@@ -78,7 +77,7 @@ class QueueSettings(TypedDict, total=False):
     Default: 1209600."""
 
     tags: dict[str, str]
-    """Words of yours, kept with the queue."""
+    """Names and values of your own, kept with the queue."""
 
     labels: dict[str, str]
-    """What front ends keep with a queue and the core does not look at."""
+    """Names and values that front ends keep with the queue."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from penstock.client.handlers import check_callable, check_result
+from penstock.client.listening import check_callable, check_result
 
 WAIT_SECONDS = 20.0
 """How long a receive waits: a task that waits can be cancelled at any time."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from penstock.client.handlers import check_callable, check_result
+from penstock.client.listening import check_callable, check_result
 from penstock.core.errors import InvalidRequest
 from penstock.signals import acquire_and_look, told_to_stop
 

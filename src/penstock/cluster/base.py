@@ -57,15 +57,12 @@ class Place(Protocol):
         self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
     ) -> CallbackCall:
         """Take a command to a shard."""
-        ...
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
-        ...
 
     def give_back(self, shard: int, delivery: Delivery) -> None:
         """Messages that a shard has handed out, and nobody takes, are ready again."""
-        ...
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
@@ -108,11 +105,9 @@ class ClusterMaps(Protocol):
 
     def current(self) -> ClusterMap:
         """The newest version."""
-        ...
 
     def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
         """Have a function called, in the loop, with every new version."""
-        ...
 
 
 # -- the shards of this process ----------------------------------------------------------------------------------------
@@ -136,7 +131,6 @@ class ShardHost:
         return MappingProxyType(self._served)
 
     def add(self, shard: int, served: AsyncShard) -> None:
-        """Serve a shard from now on."""
         assert shard not in self._served, f"shard {shard} is served here already"
         self._served[shard] = served
 
@@ -174,7 +168,6 @@ class ShardHost:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         if call.home is None:
             call.on_settled = _ignore
         else:

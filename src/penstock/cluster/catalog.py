@@ -233,7 +233,6 @@ class Catalog:
             served.identity.refuse_damaged(name)
 
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
-        """The name of a channel by the ids in a receipt."""
         served = self._served.get(shard_of_id(queue_id))
         if served is not None:
             return served.identity.channel_name(queue_id, channel_id)
@@ -248,11 +247,9 @@ class Catalog:
         return self.meta.realm
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """The identity of a message, in the shape of a UUID."""
         return message_id(self.meta.realm, queue_id, sequence)
 
     def receipt_key(self, queue_id: int) -> bytes:
-        """What the receipts of a queue are sealed with."""
         key = self._receipt_keys.get(queue_id)
         if key is None:
             key = receipt_key(self.meta.secret, queue_id)
@@ -260,7 +257,6 @@ class Catalog:
         return key
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
-        """What a receiver holds to settle a message later."""
         return Receipt(queue_id, channel_id, sequence, attempt).seal(self.receipt_key(queue_id))
 
     def open_receipt(self, text: str) -> Receipt:

@@ -26,8 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
-from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of
-from penstock.cluster.links.tls import link_tls
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of, link_tls
 from penstock.cluster.membership.ledger import LoadOfShard, LoadRecord, NodeRecord, NodeState, Record
 from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership.forwarder import forwarder_families
@@ -44,9 +43,9 @@ from penstock.server.partition_map import PartitionMap
 from penstock.server.settings import InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
-from penstock.store.cache_directory import lock_for_node
 from penstock.store.errors import LogUnavailable
 from penstock.store.kafka import open_kafka, prepare_topics
+from penstock.store.lock import lock_for_node
 from penstock.wire.links import VERSIONS
 
 SMOOTH_S = 20.0

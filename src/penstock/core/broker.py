@@ -31,7 +31,7 @@ from penstock.core.commands import (
     Delivery,
     ForgetOutbox,
     Handlers,
-    Once,
+    MessageEvent,
     OutboxEntry,
     ReadOutbox,
     RedriveTask,
@@ -61,7 +61,6 @@ from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
 from penstock.core.handlers.sessions import SessionRegister
 from penstock.core.handlers.work import UnitsOfWork
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
 from penstock.core.queues.queue import Queue
@@ -408,14 +407,11 @@ class Broker:
         if self._timers and self._timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
-        if command.once is not None:
-            return self._handle_once(command, command.once)
-        return self.handlers[type(command)](command)
-
-    def _handle_once(self, command: Command, once: Once) -> Any:
-        """Do a command that has a name; or, if it was done before, say again what was said then."""
+        once = command.once
+        if once is None:
+            return self.handlers[type(command)](command)
         known = self.memory.recall(once, command)
-        if known is not None:
+        if known is not None:  # it has a name, and was done before: say again what was said then
             return known[0]
         self.memory.check(once, command)
         reply = self.handlers[type(command)](command)
@@ -491,7 +487,10 @@ class Broker:
     def may_leave_early(self, delivery: Delivery) -> bool:
         """Whether a delivery to a subscription may leave before its step is committed."""
         queue = self.queues_by_id.get(delivery.queue_id)
-        return queue is not None and bool(delivery.runs) and queue.may_leave_early(delivery.runs)
+        if queue is None or queue.reserve is None or not queue.config.deliver_unsynced or not delivery.runs:
+            return False
+        synced = queue.reserve.synced
+        return all(run.chunk.base + run.stop <= synced for run in delivery.runs)
 
     def left_early(self, ticket: Any, delivery: Delivery) -> None:
         """A delivery has left, whatever becomes of its step."""
@@ -648,7 +647,6 @@ class Broker:
         self.quarantine.refuse(name)
 
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
-        """The name of a channel by the ids in a receipt."""
         queue = self.queues_by_id.get(queue_id)
         if queue is None:
             return None
@@ -664,7 +662,7 @@ class Broker:
         return self.meta.realm
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """The identity of a message, in the shape of a UUID: derived, never stored."""
+        """The identity of a message, a UUID: derived, never stored."""
         return message_id(self.meta.realm, queue_id, sequence)
 
     def receipt_key(self, queue_id: int) -> bytes:
@@ -677,7 +675,6 @@ class Broker:
         return key
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
-        """What a receiver holds to settle a message later."""
         return Receipt(queue_id, channel_id, sequence, attempt).seal(self.receipt_key(queue_id))
 
     def open_receipt(self, text: str) -> Receipt:

@@ -578,8 +578,8 @@ class Settled(msgspec.Struct):
     """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
 
 
-class Ack(Command):
-    """The work is done. Replies with `Settled`."""
+class _FirstAck(Command):
+    """`Ack` as it was first. What comes later comes last, and builds before pass over it while it says nothing."""
 
     traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
 
@@ -590,6 +590,13 @@ class Ack(Command):
     """Messages named by their receipts, besides those in `spans`."""
     patient: bool = False
     """The reply is not urgent: it may be left for some milliseconds, to be committed with something else."""
+
+
+class Ack(_FirstAck, kw_only=True):
+    """The work is done. Replies with `Settled`."""
+
+    in_time: bool = False
+    """Only while the lease lasts. Without it, an ack that comes late counts if nobody else has got the message."""
 
 
 class AckSequences(Command):
@@ -664,8 +671,8 @@ class GiveBack(Command):
     if the store crashed before it had written the first lease."""
 
 
-class Extend(Command):
-    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+class _FirstExtend(Command):
+    """`Extend` as it was first."""
 
     traits = Traits(
         reply=Settled,
@@ -688,6 +695,14 @@ class Extend(Command):
     def repeat(self) -> Repeat:
         """What was given back cannot be given back again."""
         return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
+
+
+class Extend(_FirstExtend, kw_only=True):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
+    late: bool = False
+    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
+    somebody else has by now stays with him for so long."""
 
 
 class AlreadyDone(msgspec.Struct, tag=True):
@@ -1373,3 +1388,36 @@ def _declared(kind: type[Command]) -> Iterator[type[Command]]:
 
 COMMANDS: tuple[type[Command], ...] = tuple(_declared(Command))
 """Every command of the core, in the order in which they stand here."""
+
+
+What = Literal["sent", "received", "acked", "released", "expired", "returned", "dead", "passed"]
+
+
+class MessageEvent(NamedTuple):
+    """One thing that happened to a run of messages of one queue.
+
+    >>> MessageEvent("acked", "orders", "main", first=10, messages=5, at_ms=1_500, sent_ms=1_000).last
+    14
+    """
+
+    what: What
+    """`passed`: a reader that goes by offset has moved its channel on. `returned`: a delivery that never arrived."""
+    queue: str
+    channel: str
+    """Empty for what is sent: that is for every channel."""
+    first: int
+    """The first sequence number; -1 where the run is not known (`passed`)."""
+    messages: int
+    at_ms: int
+    sent_ms: int = 0
+    """When the messages were sent; 0 where that is not known."""
+    attempt: int = 0
+    size: int = 0
+    """Bytes, of what is sent or received."""
+    session: str = ""
+    error: str = ""
+
+    @property
+    def last(self) -> int:
+        """The last sequence number."""
+        return self.first + self.messages - 1

@@ -45,8 +45,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from penstock.client.bodies import Body, encode_body
-from penstock.client.content import Content
+from penstock.client.content import Body, Content, encode_body
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.errors import InvalidRequest, MessageTooLarge
 from penstock.core.queues.attributes import Attributes, encode_attributes
@@ -291,7 +290,7 @@ class Outbox:
         return OutboxStatus(row[0], row[1], row[2], row[3], None if oldest_ms is None else oldest_ms / 1_000)
 
     def retry(self, connection: Executes) -> int:
-        """Let relays try again what has failed. Returns how many messages."""
+        """Let relays retry messages that have failed. Returns how many messages."""
         table = self.table
         again = update(table).where(table.c.state == FAILED)
         count = _rows(connection.execute(again.values(state=PENDING, claimed_until_ms=0, done_ms=None)))

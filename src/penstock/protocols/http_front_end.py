@@ -48,7 +48,6 @@ class HttpFrontEnd:
         self._server: HttpServer | None = None
 
     async def start(self, services: Services) -> Address:
-        """Listen."""
         settings = services.settings.server
         handler = self._make_handler(services)
         check_header: HeaderCheck = let_in
@@ -99,7 +98,6 @@ class HttpFrontEnd:
         self._server.limits = self.limits(services)
 
     def stop_accepting(self) -> None:
-        """Take no new connections, close idle ones."""
         assert self._server is not None
         self._server.stop_accepting()
 
@@ -109,7 +107,6 @@ class HttpFrontEnd:
         return await self._server.settled(grace_s)
 
     async def drain(self, grace_s: float) -> None:
-        """Answer what is left, then close everything."""
         assert self._server is not None
         await self._server.drain(grace_s)
 

@@ -83,11 +83,13 @@ class Principal:
     (True, False, False)
     """
 
-    __slots__ = ("_grants", "_known", "access_key", "name")
+    __slots__ = ("_grants", "_known", "access_key", "account", "name")
 
-    def __init__(self, name: str, access_key: str, grants: Iterable[Grant]) -> None:
+    def __init__(self, name: str, access_key: str, grants: Iterable[Grant], *, account: str = "") -> None:
         self.name = name
         self.access_key = access_key
+        self.account = account
+        """Its AWS account, if it was given one."""
         self._grants = tuple(grants)
         self._known: dict[tuple[str, str], bool] = {}
 

@@ -75,12 +75,10 @@ class Sized(Protocol):
     @property
     def messages(self) -> int:
         """How many it holds."""
-        ...
 
     @property
     def size(self) -> int:
         """How many bytes they have together."""
-        ...
 
 
 def asked_bytes(queue: Sized | None, count: int, bytes_max: int) -> int:
@@ -283,27 +281,20 @@ class Share:
 
     def hold(self, nbytes: int) -> None:
         """Hold what is there already."""
-        budget = self.budget
+        budget, before = self.budget, self.held_bytes
+        now, short_max = before + nbytes, budget.short_bytes_max
+        self.held_bytes = now
         budget.held_bytes += nbytes
-        budget._short_held_bytes -= self._short_bytes
-        self.held_bytes += nbytes
-        budget._short_held_bytes += self._short_bytes
+        budget._short_held_bytes += (now if now <= short_max else 0) - (before if before <= short_max else 0)
         if budget.held_bytes > budget._peak_bytes:
             budget._peak_bytes = budget.held_bytes
-
-    @property
-    def _short_bytes(self) -> int:
-        return self.held_bytes if self.held_bytes <= self.budget.short_bytes_max else 0
 
     def let_go(self, nbytes: int | None = None) -> None:
         """Hold so many bytes less; by default none."""
         freed = self.held_bytes if nbytes is None else min(nbytes, self.held_bytes)
         if freed:
             budget = self.budget
-            budget.held_bytes -= freed
-            budget._short_held_bytes -= self._short_bytes
-            self.held_bytes -= freed
-            budget._short_held_bytes += self._short_bytes
+            self.hold(-freed)
             if budget._peak_bytes >= TRIM_BYTES and budget.held_bytes < TRIM_BYTES // 4:
                 budget._plan_trim()
             if budget._long or budget._short or budget._beginning:

@@ -20,7 +20,6 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """The time now. It never goes back."""
-        ...
 
 
 def _steady_ns() -> Callable[[], int]:

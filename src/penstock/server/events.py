@@ -22,9 +22,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.core.broker import Broker
-from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo, Send
+from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, MessageEvent, QueueInfo, Send
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import QueueConfig
 
 PENDING_MAX = 20_000

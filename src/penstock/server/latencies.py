@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.core.message_events import MessageEvent
+from penstock.core.commands import MessageEvent
 
 _SAMPLE_MS = 250
 _NOTED_MAX = 2_000

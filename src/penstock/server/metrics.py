@@ -90,7 +90,7 @@ class RequestMeter:
 
     def note(self, protocol: str, action: str, outcome: str, seconds: float) -> None:
         """Count a request."""
-        series = self.series(protocol, action, outcome)
+        series = self._series.get((protocol, action, outcome)) or self.series(protocol, action, outcome)
         if series is not None:
             series.note(seconds)
 

@@ -91,23 +91,18 @@ class FrontEnd(Protocol):
 
     async def start(self, services: Services) -> Address:
         """Listen."""
-        ...
 
     def take_limits(self, services: Services) -> None:
         """The settings that a running server takes have changed: follow those that were copied."""
-        ...
 
     def stop_accepting(self) -> None:
         """Take no new connections, close idle ones."""
-        ...
 
     async def settled(self, grace_s: float) -> bool:
         """Wait until only requests that wait for messages are in flight; False if that takes too long."""
-        ...
 
     async def drain(self, grace_s: float) -> None:
         """Answer what is left, then close everything."""
-        ...
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -60,7 +60,6 @@ class PartitionMaps(Protocol):
 
     def current(self) -> PartitionMap:
         """The newest version."""
-        ...
 
 
 class OneNode:

@@ -55,7 +55,6 @@ class ReadingShard:
                 self._reports |= dict.fromkeys(self._broker.take_reports())
 
     def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         time.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -70,7 +69,6 @@ class ReadingShard:
 
     @property
     def identity(self) -> Broker:
-        """Who names messages."""
         return self._broker
 
     @property
@@ -92,7 +90,6 @@ class AsyncReadingShard:
         return await asyncio.to_thread(self._inner.call, command)
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -104,7 +101,6 @@ class AsyncReadingShard:
 
     @property
     def identity(self) -> Broker:
-        """Who names messages."""
         return self._inner.identity
 
     @property

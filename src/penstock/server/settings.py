@@ -79,7 +79,7 @@ class ServerSettings(_Section, frozen=True):
     workers: Annotated[
         int,
         Setting(
-            "How many processes serve the queues. It is fixed when the directory is first served by more than one.",
+            "How many processes serve the queues. A directory that was served by more than one keeps that number.",
             1,
             WORKERS_MAX,
             flag="--workers",
@@ -98,9 +98,7 @@ class ServerSettings(_Section, frozen=True):
         list[str],
         Setting("Names by which clients reach the server, besides localhost, addresses and `host`.", flag="--hosts"),
     ] = []
-    insecure: Annotated[bool, Setting("Serve other machines although there are no credentials.", flag="--insecure")] = (
-        False
-    )
+    insecure: Annotated[bool, Setting("Serve other machines without credentials.", flag="--insecure")] = False
     tls_certificate: Annotated[str | None, Setting("A PEM file. With it and `tls_key`, every port speaks TLS.")] = None
     tls_key: Annotated[str | None, Setting("The PEM file of its key.")] = None
     commit_in_thread: Annotated[
@@ -168,12 +166,19 @@ class SqsSettings(_Section, frozen=True):
         Literal["aws", "strict", "relaxed"],
         Setting(
             "`aws`: AWS's limits. `strict`: also its pauses of 60 seconds after DeleteQueue and PurgeQueue. `relaxed`: "
-            "what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can.",
+            "sizes, waits and batch entries are limited by Penstock alone, far above AWS.",
             flag="--sqs-limits",
         ),
     ] = "aws"
     region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
     account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
+    accounts: Annotated[
+        Literal["one", "many"],
+        Setting(
+            "`one`: every caller sees the same queues. `many`: every account has queues of its own in every region.",
+            flag="--sqs-accounts",
+        ),
+    ] = "one"
     auto_create: Annotated[
         bool, Setting("Create a queue when it is first used, instead of saying that it does not exist.")
     ] = False
@@ -241,7 +246,7 @@ class NsqSettings(_Section, frozen=True):
     handshake: list[HandshakeRule] = []
     lookup: Annotated[
         list[str],
-        Setting("HOST:TCPPORT of lookup services that are told of our topics.", flag="--lookup"),
+        Setting("HOST:TCPPORT of a lookup service with which the server registers its topics.", flag="--lookup"),
     ] = []
     lookup_heartbeat_s: Annotated[
         float, Setting("How often each of them hears that we are alive, and how much waits here.", above=0)
@@ -284,7 +289,9 @@ class LookupSettings(_Section, frozen=True):
     ] = False
     inactive_producer_timeout_s: Annotated[
         float,
-        Setting("A node that is silent for so long is no longer named.", above=0, flag="--inactive-producer-timeout"),
+        Setting(
+            "A node that is silent for this long is no longer listed.", above=0, flag="--inactive-producer-timeout"
+        ),
     ] = 300.0
     tombstone_lifetime_s: Annotated[
         float, Setting("How long a tombstone hides a node's topic.", above=0, flag="--tombstone-lifetime")
@@ -444,7 +451,7 @@ class EventSettings(_Section, frozen=True):
 class ClusterSettings(_Section, frozen=True):
     """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
 
-    name: Annotated[str, Setting("The cluster's name: all its nodes say the same.", flag="--cluster")] = "penstock"
+    name: Annotated[str, Setting("The cluster's name, the same for all its nodes.", flag="--cluster")] = "penstock"
     shards: Annotated[
         int,
         Setting(
@@ -456,7 +463,7 @@ class ClusterSettings(_Section, frozen=True):
     prefix: Annotated[str | None, Setting("What the names of the topics begin with. None: the cluster's name.")] = None
     node: Annotated[
         str | None,
-        Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
+        Setting("This node's name, unique in the cluster. None: the name of the machine.", flag="--node"),
     ] = None
     link_host: Annotated[str, Setting("The address at which the other nodes reach this one.")] = "127.0.0.1"
     link_port: Annotated[
@@ -627,6 +634,8 @@ class CredentialSettings(_Section, frozen=True):
     token_file: str | None = None
     name: str | None = None
     """Whom the key stands for, in logs and as SQS's SenderId."""
+    account: str | None = None
+    """Its AWS account, 12 digits, where SQS has many of them."""
     allow: list[Allowance] | None = None
     user: str | None = None
     """A name that a person logs in with at the console, beside the access key."""
@@ -750,7 +759,7 @@ class Settings(_Section, frozen=True):
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
-        if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
+        if not is_account(self.sqs.account):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
         self._check_nsq()
         self._check_rest()
@@ -847,6 +856,15 @@ SECTIONS: dict[str, type[_Section]] = {
 """The tables of penstock.toml that are there once, by their names."""
 
 
+def is_account(text: str) -> bool:
+    """Whether a text can be the number of an AWS account.
+
+    >>> is_account("123456789012"), is_account("AKIAEXAMPLE")
+    (True, False)
+    """
+    return len(text) == 12 and text.isdigit() and text.isascii()
+
+
 def _need_kafka_client() -> None:
     try:
         import confluent_kafka  # noqa: F401
@@ -864,8 +882,11 @@ def events_config(events: EventSettings) -> QueueConfig:
 
 def _credential(settings: CredentialSettings) -> Credential:
     grants = [Grant()] if settings.allow is None else [_grant(allowance) for allowance in settings.allow]
-    principal = Principal(settings.name or settings.access_key, settings.access_key, grants)
     where = f"the credentials of {settings.access_key!r}"
+    account = settings.account or ""
+    if account and not is_account(account):
+        raise InvalidSettings(f"{where}: account is {account!r}: an account has 12 digits")
+    principal = Principal(settings.name or settings.access_key, settings.access_key, grants, account=account)
     if not settings.access_key:
         raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
     token = _kept_secret(settings, "token", where)

@@ -102,11 +102,9 @@ class Ticket(Protocol):
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery; `settle` follows when it may leave."""
-        ...
 
     def settle(self) -> None:
         """Everything taken is committed as far as it has to be: pass it on."""
-        ...
 
 
 class Call:
@@ -249,8 +247,8 @@ class Shard:
         self.latencies: LatencySampler | None = None
         """Looks at a step now and then, if anybody wants to know how long messages take."""
         self._delivers_unsynced = False
-        self._left_early_ms = -APART_MS
-        """When something left early for the last time."""
+        self.left_early_ms = -APART_MS
+        """When something left early for the last time; below 0: nothing has."""
         self._first_session = 0
         """Sessions with lower numbers are from before this process: those that are bound are gone."""
         self.broker: Broker
@@ -298,7 +296,7 @@ class Shard:
             if self.broker.must_commit or is_overdue or (self._proof is not None and self._must_prove(step)):
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
-                if step.now_ms - self._left_early_ms < APART_MS:
+                if step.now_ms - self.left_early_ms < APART_MS:
                     step.is_apart = True
                 else:
                     step.changes = self.broker.take_changes()
@@ -371,7 +369,7 @@ class Shard:
 
     def may_step_now(self, call: Call) -> bool:
         """Whether a call sends messages that somebody is likely to get before they are committed."""
-        return self.clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
+        return self.clock.now_ms() - self.left_early_ms < APART_MS and self.may_leave_early(call)
 
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
@@ -386,7 +384,7 @@ class Shard:
             if ticket in self._subscribers and broker.may_leave_early(delivery):
                 step.early.append((ticket, delivery))
                 broker.left_early(ticket, delivery)
-                self._left_early_ms = step.now_ms
+                self.left_early_ms = step.now_ms
             else:
                 step.woken.append((ticket, delivery))
 
@@ -882,7 +880,6 @@ class Shard:
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return list(self._reports)
 
     def tell_outbox(self, targets: list[int]) -> None:

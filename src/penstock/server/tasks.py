@@ -177,6 +177,7 @@ class AsyncShard:
 
     def __init__(self, shard: Shard, *, commit_in_thread: bool = False) -> None:
         self.shard = shard
+        self.now_ms: Callable[[], int] = shard.clock.now_ms
         self._loop = asyncio.get_running_loop()
         self._inbox: list[Call] = []
         self._busy = False
@@ -209,7 +210,6 @@ class AsyncShard:
         self._arm()
 
     async def call(self, command: Command) -> Any:
-        """Take a command through a step. Returns when its effect is as durable as it has to be."""
         call = self._submit(command)
         try:
             await call.future
@@ -243,7 +243,6 @@ class AsyncShard:
             self._step_soon()
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         call.on_settled = _ignore
         if not self._closed:
             self._withdraw(call)
@@ -285,25 +284,18 @@ class AsyncShard:
         """Ask for queues that are unknown: there are none."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
-
-    def now_ms(self) -> int:
-        return self.shard.clock.now_ms()
 
     @property
     def identity(self) -> Broker:
-        """Who names messages and reads receipts."""
         return self.shard.broker
 
     @property
     def listeners(self) -> list[Callable[[CatalogEvent], None]]:
-        """Who hears of queues and channels that come and go."""
         return self.shard.listeners
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return self.shard.reports
 
     async def tick(self) -> None:
@@ -363,6 +355,8 @@ class AsyncShard:
         next turn, as ever; this is for messages that come one by one. So it is done once in a turn.
         """
         if self._next_step is None or self._has_stepped_now or self._callers or not self._inbox:
+            return False
+        if self.shard.left_early_ms < 0:
             return False
         *others, call = self._inbox
         if others and (self._patient_timer is None or not all(map(_is_patient, others))):

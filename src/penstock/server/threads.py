@@ -92,7 +92,6 @@ class ThreadedShard:
         self._timer = _Timer(self)
 
     def call(self, command: Command) -> Any:
-        """Take a command through a step. Returns when its effect is as durable as it has to be."""
         if self._closed:
             raise ShardClosed("the store is closed: open it again")
         try:
@@ -121,7 +120,6 @@ class ThreadedShard:
         return call.result()
 
     def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         time.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -129,12 +127,10 @@ class ThreadedShard:
 
     @property
     def identity(self) -> Broker:
-        """Who names messages and reads receipts."""
         return self.shard.broker
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return self.shard.reports
 
     def tick(self) -> None:

@@ -25,23 +25,6 @@ BUFFERS_PER_WRITE_MAX: int = min(1024, os.sysconf("SC_IOV_MAX"))
 _ZEROS = bytes(1 << 20)
 
 
-def sync(descriptor: int) -> None:
-    """Return when what was written to a file is durable.
-
-    macOS has no `fdatasync`, and its `fsync` leaves data in the drive's cache: there it is `F_FULLFSYNC`. File systems
-    that cannot do that (a network's, say) refuse it, and get `fsync`. Not tried on macOS.
-    """
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-        return
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
-    except OSError as error:
-        if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-            raise
-        os.fsync(descriptor)
-
-
 def is_full(error: OSError) -> bool:
     """Whether an error means that there is no space.
 
@@ -56,29 +39,23 @@ class File(Protocol):
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write as many of the bytes as the operating system takes at once, and say how many (at most 1024 buffers)."""
-        ...
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
-        ...
 
     def sync(self) -> None:
         """Return when what was written is durable."""
-        ...
 
     def size(self) -> int:
         """How long the file is, in bytes."""
-        ...
 
     def reserve(self, size: int, *, zeros: bool = True) -> None:
         """Make the file `size` bytes long, with real blocks behind them; raise and leave it as it was if they are not
         there.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the file."""
-        ...
 
 
 class Disk(Protocol):
@@ -86,31 +63,24 @@ class Disk(Protocol):
 
     def open(self, path: Path, *, writable: bool, create: bool = False) -> File:
         """Open a file; with `create`, make a new one, or empty the one that is there."""
-        ...
 
     def names(self, directory: Path) -> list[str]:
         """The names in a directory, in any order."""
-        ...
 
     def make_directory(self, directory: Path) -> None:
         """Make a directory durably; no error if it is there."""
-        ...
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file. Durable after `sync_directory`."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file. Durable after `sync_directory`."""
-        ...
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
-        ...
 
     def free_bytes(self, directory: Path) -> int:
         """How much more fits on the disk that holds a directory."""
-        ...
 
 
 class RealFile:
@@ -138,8 +108,20 @@ class RealFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sync(self) -> None:
-        """One `fdatasync`, or what does the same."""
-        sync(self._descriptor)
+        """One `fdatasync`, or what does the same.
+
+        macOS has no `fdatasync`, and its `fsync` leaves data in the drive's cache: there it is `F_FULLFSYNC`. File
+        systems that cannot do that (a network's, say) refuse it, and get `fsync`. Not tried on macOS.
+        """
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(self._descriptor)
+            return
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+            os.fsync(self._descriptor)
 
     def size(self) -> int:
         """`fstat`."""
@@ -171,12 +153,10 @@ class RealDisk:
     """The operating system's file systems."""
 
     def open(self, path: Path, *, writable: bool, create: bool = False) -> RealFile:
-        """Open a file; with `create`, make a new one, or empty the one that is there."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_TRUNC if create else 0)
         return RealFile(os.open(path, flags | os.O_CLOEXEC, FILE_MODE))
 
     def names(self, directory: Path) -> list[str]:
-        """The names in a directory, in any order."""
         return os.listdir(directory)
 
     def make_directory(self, directory: Path) -> None:
@@ -191,11 +171,9 @@ class RealDisk:
         self.sync_directory(directory.parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file. Durable after `sync_directory`."""
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file. Durable after `sync_directory`."""
         os.unlink(path)
 
     def sync_directory(self, directory: Path) -> None:

@@ -34,23 +34,42 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from penstock.core.errors import StoreError
 from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import Store, StoreStats, Table
-from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.file_modes import restrict
-from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
-from penstock.store.lock import DirectoryLock
+from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
+
+
+class Journal(Protocol):
+    """Numbered commits. The first has number 1, each next one is one higher, and a number is its commit's *position*.
+
+    One thread at a time appends; `trim` may come from another.
+    """
+
+    def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
+        """Every commit after a position, in order. Read to its end, once, before the first `append`."""
+
+    def append(self, changes: Changes) -> int:
+        """Make a commit durable and give its position. Raises `DiskFull` (nothing written) or `CommitFailed`."""
+
+    def trim(self, position: int) -> None:
+        """Forget the commits up to a position, this one included: they are durable elsewhere."""
+
+    def close(self) -> None:
+        """Finish background work and let go of files."""
+
 
 # Space that is kept for the hour when there is none.
 #
@@ -428,7 +447,6 @@ class EmbeddedStore:
     # Reading.
 
     def read_chunk(self, key: bytes) -> Buffer:
-        """The stored form of a chunk; `KeyError` if it is not there."""
         for layer in self._layers:
             chunk = layer.chunk(key)
             if chunk is Missing.GONE:
@@ -441,7 +459,6 @@ class EmbeddedStore:
         return any(layer.hides_chunk(key) for layer in self._layers)
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
         with self._changed:
             return list_chunks(self._layers, self._table, prefix, start, limit)
 
@@ -451,14 +468,12 @@ class EmbeddedStore:
             return scan(self._layers, self._table, prefix)
 
     def flaws(self) -> Sequence[Flaw]:
-        """What was found damaged at opening."""
         return self._flaws
 
     # The rest.
 
     @property
     def stats(self) -> StoreStats:
-        """What the store has done since it was opened."""
         return replace(self._stats, unapplied_bytes=self._unapplied_bytes())
 
     def close(self, *, apply: bool = True) -> None:

@@ -19,15 +19,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from penstock.core.storage.changes import Buffer, Changes, Flaw
-from penstock.store.base import StoreStats
-from penstock.store.cache_directory import refuse_messages
+from penstock.core.storage.changes import Changes
+from penstock.store.base import ReadThrough
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
@@ -36,7 +35,7 @@ from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
 from penstock.store.layout import POSITION_NAME, TABLE_NAME
-from penstock.store.lock import DirectoryLock
+from penstock.store.lock import DirectoryLock, refuse_messages
 from penstock.store.table import SqliteTable
 
 POSITION_VERSION = 2
@@ -69,8 +68,10 @@ class CachePosition(msgspec.Struct, array_like=True, frozen=True):
         return LogPosition(self.data, self.offset, self.time_s)
 
 
-class KafkaStore:
+class KafkaStore(ReadThrough):
     """A shard's store over its log in Kafka. `open_kafka` makes one."""
+
+    _store: EmbeddedStore
 
     def __init__(self, journal: KafkaJournal, store: EmbeddedStore) -> None:
         self._journal = journal
@@ -94,27 +95,6 @@ class KafkaStore:
         """How many seconds ago, at least, everybody else was fenced. While the machine sleeps this stands still."""
         fenced_s = self._journal.fenced_s
         return 0.0 if fenced_s is None else time.monotonic() - fenced_s
-
-    def read_chunk(self, key: bytes) -> Buffer:
-        """The stored form of a chunk; `KeyError` if it is not there."""
-        return self._store.read_chunk(key)
-
-    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
-        return self._store.list_chunks(prefix, start, limit)
-
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Every state record with this prefix, in key order."""
-        return self._store.scan(prefix)
-
-    def flaws(self) -> Sequence[Flaw]:
-        """None: a cache that is damaged is made anew."""
-        return self._store.flaws()
-
-    @property
-    def stats(self) -> StoreStats:
-        """What the store has done since it was opened."""
-        return self._store.stats
 
     def apply_now(self) -> None:
         """Bring the cache up to the last commit."""

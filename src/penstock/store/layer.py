@@ -109,11 +109,9 @@ class Reads(Protocol):
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
-        ...
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
-        ...
 
 
 def joined(chunk: Encodable) -> Buffer:

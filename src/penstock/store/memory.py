@@ -64,11 +64,9 @@ class MemoryStore:
             del self._records[key]
 
     def read_chunk(self, key: bytes) -> Buffer:
-        """The stored form of a chunk; `KeyError` if it is not there."""
         return joined(self._chunks[key])
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
         with self._lock:
             return list(islice(self._chunk_keys.between(max(prefix, start), prefix_end(prefix)), limit))
 

@@ -73,7 +73,7 @@ def _seal_everything(connection: sqlite3.Connection) -> None:
     _write_groups(connection, _sums(connection))
     connection.execute("UPDATE meta SET seal = seal_of_meta(CAST(name AS TEXT), value)")
     if records > SEALING_TOLD_RECORDS:
-        log.info("sealed %d records", records)
+        log.info("added checksums to %d records", records)
 
 
 def _sums(connection: sqlite3.Connection) -> dict[bytes, Group]:
@@ -206,7 +206,6 @@ class TableReads:
         self._left_out = left_out
 
     def read_chunk(self, key: bytes) -> bytes:
-        """A chunk; `KeyError` if it is not there."""
         if self.connection.in_transaction:
             return self._read_chunk(key)
         self.connection.execute("BEGIN")
@@ -236,7 +235,6 @@ class TableReads:
             raise
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
         query, arguments = _between("SELECT key FROM chunks", start, end)
         rows = self.connection.execute(f"{query} ORDER BY key LIMIT ?", [*arguments, limit])
         return [row[0] for row in rows.fetchall()]
@@ -349,7 +347,7 @@ class SqliteTable:
             execute("PRAGMA auto_vacuum = INCREMENTAL")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
-        execute("PRAGMA fullfsync = ON")  # of effect on macOS only: see `disk.sync`
+        execute("PRAGMA fullfsync = ON")  # of effect on macOS only: see `RealFile.sync`
         execute("PRAGMA secure_delete = OFF")
         execute("PRAGMA cache_size = -8192")
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -424,7 +422,6 @@ class SqliteTable:
         log.error("table %s: records were out of order, and were written anew; damaged ones are kept apart", self._path)
 
     def flaws(self) -> Sequence[Flaw]:
-        """What was found damaged at opening."""
         return self._flaws
 
     @contextlib.contextmanager
@@ -453,7 +450,6 @@ class SqliteTable:
 
     @property
     def identity(self) -> int:
-        """A random number that the table and its journal share."""
         return self._identity
 
     @property
@@ -600,12 +596,10 @@ class SqliteTable:
 
     @property
     def used_bytes(self) -> int:
-        """How much space the content takes, without what is free for reuse."""
         return (self._pages - self._free_pages) * self._page_bytes
 
     @property
     def reusable_bytes(self) -> int:
-        """How much more content fits before the table takes more of the disk."""
         return self._free_pages * self._page_bytes
 
     def give_back(self, *, everything: bool = False) -> bool:
@@ -654,7 +648,6 @@ class SqliteTable:
         return TableReads(connection, self._left_out)
 
     def read_chunk(self, key: bytes) -> bytes:
-        """A chunk; `KeyError` if it is not there."""
         with self._reads() as reads:
             try:
                 return reads.read_chunk(key)
@@ -665,12 +658,10 @@ class SqliteTable:
                 raise StoreDamaged(f"table {self._path} is damaged ({error})") from error
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
         with self._reads() as reads:
             return reads.list_chunks(start, end, limit)
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
         pages = self._record_pages(start, end)
         first = next(pages)
         return chain(first, chain.from_iterable(pages))

@@ -146,7 +146,6 @@ class StoreView:
         return TableReads(self._connection, self._left_out)
 
     def read_chunk(self, key: bytes) -> Buffer:
-        """The stored form of a chunk; `KeyError` if it is not there."""
         chunk = self._layer.chunk(key)
         if chunk is Missing.GONE:
             raise KeyError(key)
@@ -156,12 +155,10 @@ class StoreView:
             return self._reads().read_chunk(key)
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
         with self._lock, translated(self._path):
             return list_chunks((self._layer,), self._reads(), prefix, start, limit)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Every state record with this prefix, in key order."""
         with self._lock, translated(self._path):
             return iter(list(scan((self._layer,), self._reads(), prefix)))
 

@@ -7,6 +7,7 @@
 0
 
 With pytest there is nothing to import: the fixture `penstock_server` is there wherever Penstock is installed.
+`penstock.testing.containers` has the same server in a container, for testcontainers.
 """
 
 from __future__ import annotations
@@ -36,11 +37,9 @@ class ServerFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server that runs: where it listens, and how clients are told."""
+class Endpoints:
+    """Where a server listens, and how clients are told."""
 
-    pid: int
-    directory: Path
     sqs_url: str
     """The endpoint for AWS SDKs."""
     http_url: str
@@ -48,6 +47,8 @@ class Server:
     nsq_address: str
     """HOST:PORT for NSQ's clients."""
     nsq_http_url: str
+    access_key: str = "test"
+    secret_key: str = "test"
 
     @property
     def url(self) -> str:
@@ -56,23 +57,31 @@ class Server:
 
     @property
     def boto3(self) -> dict[str, str]:
-        """What `boto3.client("sqs", **server.boto3)` needs. The server asks for no credentials, but boto3 does."""
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        """What `boto3.client("sqs", **server.boto3)` needs. A server without credentials takes any keys."""
+        keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
         return {"endpoint_url": self.sqs_url, "region_name": "us-east-1", **keys}
 
     @property
     def celery(self) -> dict[str, Any]:
         """Settings of Celery: `app.conf.update(server.celery)`."""
         return {
-            "broker_url": f"sqs://test:test@{urlsplit(self.sqs_url).netloc}//",
+            "broker_url": f"sqs://{self.access_key}:{self.secret_key}@{urlsplit(self.sqs_url).netloc}//",
             "broker_transport_options": {"region": "us-east-1"},
         }
 
     def connect(self, **options: Any) -> penstock.Penstock:
-        """A client of this server: `penstock.connect` with its address."""
+        """A client of this server: `penstock.connect` with its address and its keys."""
         from penstock.api import connect
 
-        return connect(self.url, **options)
+        return connect(self.url, **{"token": f"{self.access_key}:{self.secret_key}", **options})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Endpoints):
+    """A server that runs on this machine."""
+
+    pid: int
+    directory: Path
 
 
 @contextlib.contextmanager
@@ -115,6 +124,5 @@ def _wait(process: subprocess.Popen[bytes], place: Path, data: Path) -> Server:
         time.sleep(0.005)
     listening = json.loads((place / "ready").read_text())["listening"]
     at = {name: f"{listening[name]['host']}:{listening[name]['port']}" for name in _FLAGS}
-    return Server(
-        process.pid, data, f"http://{at['sqs']}", f"http://{at['http']}", at["nsq"], f"http://{at['nsq-http']}"
-    )
+    urls = (f"http://{at['sqs']}", f"http://{at['http']}", at["nsq"], f"http://{at['nsq-http']}")
+    return Server(*urls, pid=process.pid, directory=data)

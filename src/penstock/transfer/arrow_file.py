@@ -91,7 +91,6 @@ class ArrowFile:
         self._queue = ""
 
     def write(self, item: Item) -> None:
-        """One more queue, or message of the last queue."""
         if isinstance(item, QueueLine):
             self._queue = item.queue
             return
@@ -109,7 +108,6 @@ class ArrowFile:
             self._flush()
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._flush()
         self._writer.close()
 

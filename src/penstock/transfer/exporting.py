@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.client.identity import Identity
+from penstock.client.content import Identity
 from penstock.core.commands import MAIN, Browse, Command, DescribeQueue, ListQueues, QueueInfo, QueueStats, Seen, Stats
 from penstock.core.delivery.states import State
 from penstock.core.errors import ChunkDamaged, InvalidRequest
@@ -45,12 +45,10 @@ class Caller(Protocol):
 
     def call(self, command: Command) -> Any:
         """The reply, or the error raised."""
-        ...
 
     @property
     def identity(self) -> Identity:
         """Who names messages."""
-        ...
 
 
 class Writer(Protocol):
@@ -58,11 +56,9 @@ class Writer(Protocol):
 
     def write(self, item: Item) -> None:
         """One more queue, or message of the last queue."""
-        ...
 
     def close(self) -> None:
         """Nothing more comes."""
-        ...
 
 
 class Source:

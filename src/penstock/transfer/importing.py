@@ -71,6 +71,8 @@ BATCH_MESSAGES = 1_000
 BATCH_BYTES = 4 * 1024 * 1024
 """Part of the format, in a way: an import that is repeated has to cut the same batches."""
 _ARRIVAL_S_MAX = 120.0
+_MAKING, _PAUSED = 0, 1
+"""How far a paused channel has come that an import makes in a queue which was there before."""
 
 Section = tuple[Target, Chunk]
 
@@ -81,11 +83,9 @@ class Place(Protocol):
     @property
     def caller(self) -> Caller:
         """For everything but messages."""
-        ...
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
         """Send all of it in one commit. False if that was done before."""
-        ...
 
 
 class DirectoryPlace:
@@ -95,7 +95,6 @@ class DirectoryPlace:
         self.caller = caller
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
-        """Send all of it in one commit. False if that was done before."""
         sends = [send_of(target, chunk) for target, chunk in sections]
         return not isinstance(self.caller.call(CommitWork(acks=[], sends=sends, mark=mark)), AlreadyDone)
 
@@ -112,7 +111,6 @@ class ServerPlace:
         self._token = f"import-{uuid.uuid4().hex}"
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
-        """Send all of it in one commit. False if that was done before."""
         name, number = mark
         piece = piece_bytes(sections)
         self._connection.fetch("PUT", f"/v1/bulk/staging/{self._token}/{number}", piece, {"content-type": CONTENT_TYPE})
@@ -409,19 +407,26 @@ class _QueueImport:
     def _make_channel(self, name: str) -> None:
         """A channel that begins with what is sent next; one that is there stays where it is.
 
-        One of an own queue may have been left by a run that ended before it was paused.
+        One that is there may have been left by a run that ended before it was paused. Of a queue that is not this
+        import's own, a mark tells such a channel from the queue's own ones.
         """
         if name in self._made:
             return
         self._made.add(name)
         is_there = name in self._there
+        is_paused = any(each.name == name and each.paused for each in self._line.channels)
+        is_marked = is_paused and not self._is_own
+        mark = f"{self._mark} {name}"
+        if is_marked and not is_there:
+            self._call(CommitWork(acks=[], sends=[], mark=(mark, _MAKING)))
         if not is_there:
             if self._is_own:
                 self._wait_for_arrival()
             self._call(CreateChannel(queue=self._name, channel=name, start="tail"))
-        is_paused = any(each.name == name and each.paused for each in self._line.channels)
-        if is_paused and (self._is_own or not is_there):
+        if is_paused and (self._is_own or not is_there or self._call(LastMark(name=mark)) == _MAKING):
             self._call(PauseChannel(queue=self._name, channel=name))
+            if is_marked:
+                self._call(CommitWork(acks=[], sends=[], mark=(mark, _PAUSED)))
 
     def _wait_for_arrival(self) -> None:
         """In a cluster, what was committed may still be on its way to the queue's shard."""

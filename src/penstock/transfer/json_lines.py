@@ -25,7 +25,6 @@ class JsonLines:
         self._put(head)
 
     def write(self, item: Item) -> None:
-        """One more queue, or message of the last queue."""
         assert self._end.queues is not None
         assert self._end.messages is not None
         if isinstance(item, QueueLine):
@@ -35,7 +34,6 @@ class JsonLines:
         self._put(item)
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._put(self._end)
 
     def _put(self, line: msgspec.Struct) -> None:

@@ -34,25 +34,21 @@ def binary_frame(payload: bytes) -> bytes:
     >>> binary_frame(b"abc")
     b'\\x82\\x03abc'
     """
-    return _head(len(payload), 0) + payload
-
-
-def binary_head(payload_bytes: int) -> bytes:
-    """What comes before the payload in such a frame.
-
-    >>> binary_head(3)
-    b'\\x82\\x03'
-    """
-    return _head(payload_bytes, 0)
+    return frame_head(len(payload)) + payload
 
 
 def masked_frame(payload: bytes) -> bytes:
     """A frame as a client sends it, under a mask that nobody can foresee."""
     mask = os.urandom(4)
-    return _head(len(payload), _MASKED) + mask + apply_mask(payload, mask)
+    return frame_head(len(payload), _MASKED) + mask + apply_mask(payload, mask)
 
 
-def _head(length: int, masked: int) -> bytes:
+def frame_head(length: int, masked: int = 0) -> bytes:
+    """What comes before the payload, and before the mask if there is one.
+
+    >>> frame_head(3)
+    b'\\x82\\x03'
+    """
     if length < _TWO_MORE:
         return bytes((_BINARY, masked | length))
     if length <= _SHORT_BYTES_MAX:

@@ -28,8 +28,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.errors import PenstockError, StoreError
-from penstock.wire.requests import BadFrame
-from penstock.wire.versions import Versions
+from penstock.wire.requests import BadFrame, Versions
 
 MAGIC = b"PSLK"
 VERSIONS = Versions(oldest=2, newest=4)
@@ -37,7 +36,8 @@ VERSIONS = Versions(oldest=2, newest=4)
 
 2   the first build's
 3   `TallyQueues`
-4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`
+4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`;
+    `in_time` of `Ack`, `late` of `Extend`
 """
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096

@@ -27,7 +27,6 @@ class Ordered(Protocol):
     @property
     def order(self) -> int:
         """Higher than that of every call before it."""
-        ...
 
 
 AnyCall = TypeVar("AnyCall", bound=Ordered)

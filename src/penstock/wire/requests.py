@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +29,30 @@ from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.queues.attributes import check_stored
 from penstock.core.storage.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.traits import Home, Repeat, Traits
-from penstock.wire.versions import Versions
+
+
+class Versions(NamedTuple):
+    """The versions that a build speaks: its own, and those before it down to the oldest.
+
+    >>> print(Versions(1, 1), "and", Versions(2, 3))
+    1 and 2 to 3
+    """
+
+    oldest: int
+    newest: int
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+    def agreed(self, other: Versions) -> int | None:
+        """The newest version that both speak; None if there is none.
+
+        >>> Versions(1, 2).agreed(Versions(2, 3)), Versions(1, 1).agreed(Versions(2, 3))
+        (2, None)
+        """
+        common = min(self.newest, other.newest)
+        return common if common >= max(self.oldest, other.oldest) else None
+
 
 VERSIONS = Versions(oldest=1, newest=1)
 """The versions of this conversation that this build speaks. What a command looks like in each is in
@@ -200,7 +223,19 @@ class Vocabulary:
         self._decode_raw = msgspec.msgpack.Decoder(frame(msgspec.Raw)).decode
 
     def decode(self, frame: bytes) -> Any:
-        """What is in a frame; in the place of a command that cannot be understood, what is wrong with it."""
+        """What is in a frame; in the place of a command that cannot be understood, what is wrong with it.
+
+        >>> decode_requests(msgspec.msgpack.encode([[7, ["Fly", "away"]]]))
+        [(7, InvalidRequest("there is no command 'Fly'"))]
+
+        What a newer build says in fields that this one does not know has to be nothing at all:
+
+        >>> longer = ["Ack", "orders", [], "main", [], False, None, 0, None]
+        >>> decode_requests(msgspec.msgpack.encode([[7, longer]]))[0][1].queue
+        'orders'
+        >>> decode_requests(msgspec.msgpack.encode([[7, [*longer[:-1], 1]]]))[0][1]
+        InvalidRequest('Ack: what comes after queue, ..., patient, once is not known here: the sender is a newer build')
+        """
         try:
             return self._decode(frame)
         except (msgspec.ValidationError, RecursionError):
@@ -268,6 +303,8 @@ def _frame(command: Any) -> Any:
 
 _vocabulary = Vocabulary((*COMMANDS, *CONVERSATION), _frame)
 FIELDS = _vocabulary.fields
+decode_requests: Callable[[bytes], list[tuple[int, Command | InvalidRequest]]] = _vocabulary.decode
+"""The requests of a frame."""
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
@@ -373,21 +410,3 @@ def _unpacked(data: bytes, lengths: bytes | None, is_plain: bool) -> list[bytes]
     if is_plain and 0 < len(data) <= CHUNK_BYTES_MAX:
         return PackedBodies(data, offsets.astype(np.int32))
     return [data[low:high] for low, high in pairwise(offsets.tolist())]
-
-
-def decode_requests(frame: bytes) -> list[tuple[int, Command | InvalidRequest]]:
-    """The requests of a frame; in the place of one that cannot be understood, what is wrong with it.
-
-    >>> decode_requests(msgspec.msgpack.encode([[7, ["Fly", "away"]]]))
-    [(7, InvalidRequest("there is no command 'Fly'"))]
-
-    What a newer build says in fields that this one does not know has to be nothing at all:
-
-    >>> longer = ["Ack", "orders", [], "main", [], False, None, 0, None]
-    >>> decode_requests(msgspec.msgpack.encode([[7, longer]]))[0][1].queue
-    'orders'
-    >>> decode_requests(msgspec.msgpack.encode([[7, [*longer[:-1], 1]]]))[0][1]
-    InvalidRequest('Ack: what comes after queue, ..., patient, once is not known here: the sender is a newer build')
-    """
-    requests: list[tuple[int, Command | InvalidRequest]] = _vocabulary.decode(frame)
-    return requests

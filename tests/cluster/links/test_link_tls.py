@@ -15,8 +15,7 @@ import pytest
 from penstock.cluster.base import ShardMoved
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
-from penstock.cluster.links.settings import LinkIdentity, LinkLimits
-from penstock.cluster.links.tls import LinkTls, link_tls
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits, LinkTls, link_tls
 from penstock.core.commands import Receive, Send
 from penstock.server.settings import ClusterSettings, InvalidSettings
 from penstock.wire.links import LinkRefused

@@ -55,8 +55,7 @@ from penstock.wire.links import (
     read_greeting,
     read_introduction,
 )
-from penstock.wire.requests import BadFrame
-from penstock.wire.versions import Versions
+from penstock.wire.requests import BadFrame, Versions
 from tests.cluster.links.linking import (
     SECRET,
     Asked,

@@ -9,7 +9,7 @@ import pytest
 from penstock.cluster.membership.ledger import Ledger
 from penstock.cluster.placement.controller import Controller
 from penstock.server.settings import parse
-from penstock.wire.versions import Versions
+from penstock.wire.requests import Versions
 from tests.cluster.nodes import SHARDS, settings_text, thread_node, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster

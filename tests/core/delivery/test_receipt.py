@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import string
+import uuid
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.delivery.receipt import Receipt, Recent, Seal
+from penstock.core.delivery.receipt import MessageIds, Receipt, Recent, Seal, message_id, open_message_id
 from penstock.core.errors import ForgedReceipt
 
 receipts = st.builds(
@@ -204,3 +205,30 @@ def test_what_is_remembered_is_bounded() -> None:
     for queue in range(1, 100):
         Seal(b"key", queue, recent).make(1, 1, [1] * 5)
         assert len(recent.known) <= 2
+
+
+numbers = st.integers(0, (1 << 64) - 1)
+
+
+@given(numbers, numbers, st.integers(0, (1 << 63) - 1))
+def test_a_message_id_is_opened_to_what_it_was_made_of(realm: int, queue_id: int, sequence: int) -> None:
+    assert open_message_id(realm, message_id(realm, queue_id, sequence)) == (queue_id, sequence)
+
+
+@given(numbers, numbers, st.integers(0, (1 << 58) - 1))
+def test_a_message_id_is_a_uuid_of_version_4(realm: int, queue_id: int, sequence: int) -> None:
+    text = message_id(realm, queue_id, sequence)
+    found = uuid.UUID(text)
+    assert (found.version, found.variant, str(found)) == (4, uuid.RFC_4122, text)
+
+
+def test_nothing_in_message_ids_counts() -> None:
+    ids = MessageIds(7, 3).texts(0, 1_000)
+    assert len(set(ids)) == 1_000
+    for at in range(36):
+        if at not in (8, 13, 14, 18, 19, 23):
+            assert len({text[at] for text in ids}) == 16, at
+
+
+def test_ids_of_earlier_builds_are_still_opened() -> None:
+    assert open_message_id(99, "53845412-7b09-64f0-0000-0000000004d2") == (7, 1_234)

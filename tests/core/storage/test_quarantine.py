@@ -254,7 +254,7 @@ def test_two_queues_of_one_name_are_not_mixed_up() -> None:
     assert queue_id + 100 in driver.broker.quarantine
 
 
-def test_nothing_of_a_damaged_queue_is_dropped_because_the_clock_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_damaged_queue_is_dropped_because_the_clock_went_back(breaking: pytest.MonkeyPatch) -> None:
     driver = BrokerDriver()
     driver.create("hit", kind="fifo")
     driver.advance(3_600_000)
@@ -264,7 +264,7 @@ def test_nothing_of_a_damaged_queue_is_dropped_because_the_clock_went_back(monke
     def fail(*_: object) -> None:
         raise ValueError("a record makes no sense")
 
-    monkeypatch.setattr(Queue, "watch_consumers", fail)
+    breaking.setattr(Queue, "watch_consumers", fail)
     late = BrokerDriver(driver.store, now_ms=driver.now_ms - 3_600_000, checks=False)
     assert len(late.broker.quarantine) == 1
     assert dict(late.store.scan(b"")) == before

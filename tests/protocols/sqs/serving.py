@@ -91,7 +91,7 @@ class Server:
         return boto3.client(
             "sqs",
             endpoint_url=self.url,
-            region_name=REGION,
+            region_name=options.pop("region", REGION),
             aws_access_key_id=options.pop("access_key", "test"),
             aws_secret_access_key=options.pop("secret_key", "test"),
             config=Config(retries={"max_attempts": 0}, **options),

@@ -77,7 +77,7 @@ def test_nothing_long_that_a_client_sends_is_remembered(server: Server, name: st
     service = server.front_end.service
     for request in ({"QueueUrl": f"{server.url}/{ACCOUNT}/{long}"}, {"QueueUrl": f"http://{long}/{ACCOUNT}/{name}"}):
         send_json(server, "ReceiveMessage", request)
-        assert request["QueueUrl"] not in service.urls._known
+        assert request["QueueUrl"] not in service.scopes.default._known | service.scopes.default.queues
     answer = send_json(server, "GetQueueUrl", {"QueueName": long})
     assert answer.json["__type"] == "com.amazonaws.sqs#QueueDoesNotExist"
     answer = send_json(server, "GetQueueUrl", {"QueueName": name}, Host="h" * 300)

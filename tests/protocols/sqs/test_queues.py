@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +180,29 @@ def test_a_purge_takes_everything_also_what_is_in_flight_or_delayed(server: Serv
     sqs.purge_queue(QueueUrl=url)
     server.advance(60)
     assert "Messages" not in sqs.receive_message(QueueUrl=url)
+
+
+def test_strict_limits_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    settings = SqsSettings(limits="strict")
+    server = Server(tmp_path / "data", settings)
+    sqs = server.client()
+    for queue in ("gone", "purged"):
+        sqs.create_queue(QueueName=queue)
+    sqs.delete_queue(QueueUrl="gone")
+    sqs.purge_queue(QueueUrl="purged")
+    server.stop()
+    server = Server(tmp_path / "data", settings)
+    try:
+        sqs = server.client()
+        with refused("AWS.SimpleQueueService.QueueDeletedRecently"):
+            sqs.create_queue(QueueName="gone")
+        with refused("AWS.SimpleQueueService.PurgeQueueInProgress", 403):
+            sqs.purge_queue(QueueUrl="purged")
+        server.advance(61)
+        sqs.create_queue(QueueName="gone")
+        sqs.purge_queue(QueueUrl="purged")
+    finally:
+        server.stop()
 
 
 def test_strict_limits_let_a_queue_be_purged_once_a_minute(strict: Server, name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.core import commands
 from penstock.wire import requests
-from penstock.wire.versions import Versions
+from penstock.wire.requests import Versions
 from tests.client.serving import Server
 from tests.upgrade import builds
 

@@ -70,7 +70,8 @@ class Acknowledging(Failing):
         def is_ackable(copy: Copy, attempt: int) -> bool:
             is_forgotten = queue.was_forgotten(copy, attempt)
             self.recalled += is_forgotten
-            return copy.is_ackable(attempt) or is_forgotten
+            in_time = not command.in_time or copy.state is State.LEASED
+            return (copy.is_ackable(attempt) and in_time) or is_forgotten
 
         return self._sort_spans(queue.channels[command.channel], command.spans, is_ackable)
 
@@ -192,14 +193,32 @@ class Acknowledging(Failing):
         queue = self.queues[command.queue]
         channel = queue.channels[command.channel]
         held, bad = self._held_or_forgotten(queue, channel, command.spans)
+        held += self._late(queue, channel, command, bad)
+        bad -= {copy.message.sequence for copy in held}
         if command.lease_ms == 0:
             self._check_settled(outcome, len(held), {e.StaleReceipt: bad})
             for copy in held:
-                self._fail(queue, channel, copy, 0, "released")
+                if copy.state is State.LEASED:
+                    self._fail(queue, channel, copy, 0, "released")
             return
+        for copy in held:
+            if copy.state is State.READY:
+                copy.state, copy.session, copy.received_ms = State.LEASED, 0, self.now_ms
         deadline_ms = self.now_ms + command.lease_ms
         good = [copy for copy in held if deadline_ms <= copy.received_ms + LEASE_MS_MAX]
         late = {copy.message.sequence for copy in held if deadline_ms > copy.received_ms + LEASE_MS_MAX}
         self._check_settled(outcome, len(good), {e.StaleReceipt: bad, e.LeaseTooLong: late})
         for copy in good:
             copy.deadline_ms = deadline_ms
+
+    def _late(self, queue: Queue, channel: Channel, command: c.Extend, sequences: set[int]) -> list[Copy]:
+        """Messages of deliveries that are over: ready again, or with whoever got them since."""
+        if not command.late or queue.config.is_fifo or queue.config.leases_are_durable:
+            return []
+        found = []
+        for span in command.spans:
+            for sequence in sequences & set(range(span.first, span.last + 1)):
+                copy = channel.copies.get(sequence)
+                if copy is not None and copy.state in (State.READY, State.LEASED) and copy.attempts >= span.attempt:
+                    found.append(copy)
+        return found

@@ -86,7 +86,7 @@ class Receiving(Ground):
         groups: dict[str | None, list[Copy]] = {}
         for copy in channel.ordered():
             groups.setdefault(copy.message.group, []).append(copy)
-        free = [group for group in groups.values() if all(copy.state is not State.LEASED for copy in group)]
+        free = [group for group in groups.values() if group[0].state is State.READY]
         free.sort(key=lambda group: (group[0].attempts, group[0].message.sequence))
         runs = [(group[0].attempts, list(takewhile(lambda copy: copy.state is State.READY, group))) for group in free]
         again = [copy for attempts, run in runs if attempts for copy in run]

@@ -27,8 +27,14 @@ from penstock.client.aio.acknowledger import AsyncAcknowledger, AsyncOutcome, Le
 from penstock.client.aio.caller import AsyncCaller, AsyncStream, AsyncStreaming
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
-from penstock.client.handlers import wants_unit_of_work
-from penstock.client.listening import GroupOrder, HandlerTimes, ListenerMetrics, next_try, pause_seconds
+from penstock.client.listening import (
+    GroupOrder,
+    HandlerTimes,
+    ListenerMetrics,
+    next_try,
+    pause_seconds,
+    wants_unit_of_work,
+)
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of, config_of
 from penstock.client.task_workers import (

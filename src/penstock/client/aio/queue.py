@@ -10,8 +10,17 @@ from penstock.client.acknowledging import check_settled
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
-from penstock.client.bodies import Body, encode_bodies, encode_body
-from penstock.client.content import PeekedMessage, Record, RecordList, SentMessage, SentMessages, record_list
+from penstock.client.content import (
+    Body,
+    PeekedMessage,
+    Record,
+    RecordList,
+    SentMessage,
+    SentMessages,
+    encode_bodies,
+    encode_body,
+    record_list,
+)
 from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
@@ -49,7 +58,7 @@ from penstock.core.commands import (
     Sent,
     Stats,
 )
-from penstock.core.delivery.receipt import opened_with
+from penstock.core.delivery.receipt import sequence_in
 from penstock.core.delivery.states import State
 from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageNotFound, QueueNotFound
 from penstock.core.queues.attributes import Attributes, encode_attributes
@@ -71,7 +80,7 @@ async def sequences_of(caller: AsyncCaller, queue: str, messages: Iterable[str |
     wanted = {one for one in given if isinstance(one, str)}
     if wanted:
         info: QueueInfo = await caller.call(DescribeQueue(name=queue))
-        own = {one: opened_with(caller.identity.message_id(info.queue_id, 0), one) for one in wanted}
+        own = {one: sequence_in(one, caller.identity.realm, info.queue_id) for one in wanted}
         found.update(sequence for sequence in own.values() if sequence is not None)
         wanted = {one for one, sequence in own.items() if sequence is None}
         after = -1

@@ -21,8 +21,7 @@ from typing import Self
 from penstock.client.acknowledging import merged_spans
 from penstock.client.aio.caller import AsyncCaller, AsyncTelling
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
-from penstock.client.bodies import Body, encode_body
-from penstock.client.content import SentMessage, SentMessages
+from penstock.client.content import Body, SentMessage, SentMessages, encode_body
 from penstock.client.puts import Puts
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, GiveBack, Receive, Release, Send, Sent, Span

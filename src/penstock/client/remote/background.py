@@ -19,14 +19,14 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from penstock.client.identity import Identity
+from penstock.client.content import Identity
 from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.lanes import RoutedStream
 from penstock.client.remote.link import UNWRITABLE, unwritable
 from penstock.client.remote.request import Outstanding, has_messages
 from penstock.client.remote.routed import RoutedCaller, open_caller
-from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage
 from penstock.core.errors import NotSent
@@ -144,20 +144,16 @@ class ThreadedStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes any more."""
         return self._stream.is_over
 
     @property
     def error(self) -> BaseException | None:
-        """Why it is over, if something went wrong."""
         return self._stream.error
 
     def top_up(self) -> None:
-        """Let as many messages come as there is room for."""
         self._background.loop.call_soon_threadsafe(self._stream.top_up)
 
     def close(self) -> None:
-        """End it. What comes meanwhile goes back."""
         self._background.run(self._stream.close())
 
 
@@ -180,7 +176,6 @@ class ThreadedCaller:
         return cls(host.run(open_caller(address, options)), host)
 
     def tell(self, command: Command, seconds: float) -> None:
-        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
         self.call(command, seconds)
 
     def call(self, command: Command, seconds: float = threading.TIMEOUT_MAX) -> Any:
@@ -246,7 +241,6 @@ class ThreadedCaller:
             raise NotSent("this connection was made before a fork, by the parent: connect again in the child")
 
     def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         time.sleep(seconds)
 
     def close(self) -> None:

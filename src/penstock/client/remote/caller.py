@@ -20,7 +20,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,19 +27,9 @@ import msgspec
 from penstock.client.listening import PushTarget
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
-from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.prefetch import Prefetcher, acknowledging_parts
-from penstock.client.remote.request import (
-    Outstanding,
-    Pages,
-    Settle,
-    check_loop,
-    late_delivery,
-    merged,
-    spans_of,
-    told,
-)
+from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, merged, spans_of
 from penstock.client.remote.stream import Stream
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
@@ -55,9 +44,11 @@ from penstock.core.commands import (
     Receive,
     Release,
 )
+from penstock.core.delivery.receipt import Receipt, message_id
 from penstock.core.errors import (
     AccessDenied,
     ConnectionLost,
+    InvalidRequest,
     NoCommonVersion,
     NotSent,
     OutcomeUnknown,
@@ -77,6 +68,35 @@ from penstock.wire.answers import (
     unpack_reply,
 )
 from penstock.wire.requests import AddPushCredit, Request, StartPush, StopPush, outgoing
+
+
+class RemoteIdentity:
+    """Knows the server's realm, and the receipt keys of the queues that were received from."""
+
+    __slots__ = ("_keys", "realm")
+
+    def __init__(self) -> None:
+        self.realm = 0
+        self._keys: dict[int, bytes] = {}
+
+    def learn(self, delivery: KeyedDelivery) -> None:
+        """Keep the key that came with a delivery."""
+        self._keys[delivery.queue_id] = delivery.receipt_key
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """A message's id, a UUID.
+
+        >>> RemoteIdentity().message_id(1, 1 << 50) == message_id(0, 1, 1 << 50)
+        True
+        """
+        return message_id(self.realm, queue_id, sequence)
+
+    def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
+        key = self._keys.get(queue_id)
+        if key is None:
+            raise InvalidRequest("receipts belong to messages that were received through this connection")
+        return Receipt(queue_id, channel_id, sequence, attempt).seal(key)
+
 
 log = logging.getLogger("penstock.client")
 
@@ -106,7 +126,7 @@ CONNECT: dict[TransportName, Connect] = {
 """How to get a link of each transport."""
 
 
-class RemoteCaller:
+class RemoteCaller(Calling):
     """Carries commands to a server. `await RemoteCaller.connect(...)` makes one that is connected."""
 
     read_only = False
@@ -151,31 +171,7 @@ class RemoteCaller:
 
     # -- for the API --
 
-    async def call(self, command: Command) -> Any:
-        """The reply, or the error raised."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        outstanding = self.submit(command, partial(resolve, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.withdraw(outstanding)
-            late = late_delivery(future)
-            if late is not None:
-                self.give_back(late)
-            raise
-        finally:
-            del future, outstanding  # they have the error, whose traceback leads here
-
-    async def tell(self, command: Command, seconds: float) -> None:
-        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, partial(resolve, future))
-        await told(future, seconds)
-
     def submit(self, command: Command, settle: Settle) -> Outstanding:
-        """As `call`, without a task: `settle` is called with the reply or the error."""
         if type(command) is Browse:
             return self.carry(command, Pages(command, self.carry, settle).settle)
         if type(command) is Receive and self._options.prefetch and not self._closed:
@@ -212,20 +208,17 @@ class RemoteCaller:
         return stream
 
     def forget(self, stream: Stream) -> None:
-        """A stream is over."""
         if stream in self._streams:
             self._streams.remove(stream)
 
     @property
     def can_push(self) -> bool:
-        """Whether the server can push now, or may be able to when there is a link again."""
         if self._link is None:
             return self._options.transport in (None, "websocket")
         return self._link.transport == "websocket"
 
     @property
     def expects(self) -> bool:
-        """Whether anything may come: an answer, or a push."""
         if self._in_flight or any(stream.push for stream in self._streams):
             return True
         return any(prefetcher.push for prefetcher in self._prefetchers.values())
@@ -237,7 +230,6 @@ class RemoteCaller:
     # -- carrying --
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
-        """Take a command to the server."""
         wait_s = _wait_s(command) if type(command) is Receive else 0.0
         outstanding = Outstanding(command, settle, self._loop.time() + self._options.timeout + wait_s)
         if self._closed:
@@ -250,13 +242,11 @@ class RemoteCaller:
         return outstanding
 
     def send_later(self, outstanding: Outstanding) -> None:
-        """Take a command to the server that somebody waits for already, as if it were new."""
         self._shorten_wait(outstanding)
         self._outgoing.append(outstanding)
         self._flush_soon()
 
     def withdraw(self, outstanding: Outstanding) -> None:
-        """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
         outstanding.settle = _ignore
         outstanding.abandoned = True
         for prefetcher in self._prefetchers.values():
@@ -267,7 +257,6 @@ class RemoteCaller:
             self._link.cancel(outstanding.number)
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -378,7 +367,6 @@ class RemoteCaller:
                     prefetcher.settled(part)
 
     def give_back(self, delivery: Delivery) -> None:
-        """Nobody wants these messages: as if they had never been handed out."""
         self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
 
     # -- a link is heard --
@@ -466,7 +454,6 @@ class RemoteCaller:
         self._settle(outstanding, None, error)
 
     def writable(self) -> None:
-        """The link takes requests again."""
         self.flush()
 
     def lost(self, link: Link, error: Exception) -> None:
@@ -616,16 +603,6 @@ def _wait_s(receive: Receive) -> float:
 def _copied(error: PenstockError) -> PenstockError:
     """Each caller raises an exception of its own."""
     return type(error)(str(error))
-
-
-def resolve(future: asyncio.Future[Any], reply: Any, error: BaseException | None) -> None:
-    """Give a future the reply or the error, if somebody still waits."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(reply)
-    else:
-        future.set_exception(error)
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:

@@ -32,23 +32,18 @@ class Listener(Protocol):
     @property
     def expects(self) -> bool:
         """Whether anything may come: an answer, or a push."""
-        ...
 
     def answered(self, now_ms: int, answers: list[Answer]) -> None:
         """Answers came, and the server's time with them."""
-        ...
 
     def refused(self, request: int, error: PenstockError) -> None:
         """A request cannot be sent, and never will."""
-        ...
 
     def writable(self) -> None:
         """The link takes requests again."""
-        ...
 
     def lost(self, link: Link, error: Exception) -> None:
         """The link is no more. Requests that it took and has not answered may have arrived or not."""
-        ...
 
 
 class Link(Protocol):
@@ -57,26 +52,20 @@ class Link(Protocol):
     @property
     def transport(self) -> TransportName:
         """Which way it goes."""
-        ...
 
     @property
     def welcome(self) -> Welcome:
         """What the server said first."""
-        ...
 
     @property
     def is_writable(self) -> bool:
         """Whether it takes requests now; if not, `writable` will be heard."""
-        ...
 
     def send(self, requests: Sequence[Request]) -> None:
         """Take requests, all in as few frames as possible."""
-        ...
 
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
-        ...
 
     async def close(self) -> None:
         """Say goodbye. Nothing is heard of it any more."""
-        ...

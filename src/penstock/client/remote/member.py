@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from penstock.client.remote.address import Address, Options
-from penstock.client.remote.caller import RemoteCaller
-from penstock.client.remote.identity import RemoteIdentity
+from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
 from penstock.client.remote.link import Link
 from penstock.client.remote.request import Outstanding
 from penstock.core.commands import Command
@@ -35,23 +34,18 @@ class Group(Protocol):
 
     def linked(self, member: MemberCaller) -> None:
         """A member has a link, or has one again."""
-        ...
 
     def lost(self, member: MemberCaller) -> None:
         """A member has lost its link."""
-        ...
 
     def send_again(self, outstanding: Outstanding) -> None:
         """Send a command that its member cannot send any more."""
-        ...
 
     def route_of(self, member: MemberCaller, command: Command) -> int:
         """The map by which a command goes to a member, which refuses it if that is not so any more; 0: forward it."""
-        ...
 
     def moved(self, member: MemberCaller, taken: Taken, map_version: int) -> None:
         """A member's node did not do a command: by that map it is another node's."""
-        ...
 
 
 class Taken(NamedTuple):

@@ -186,7 +186,6 @@ class PollLink:
         self._loop.call_soon(self._listener.refused, directed[1][0], error)
 
     def cancel(self, request: int) -> None:
-        """A receive need not wait any longer."""
         waiting = self._waits.get(request)
         if waiting is not None and request not in self._asking:
             waiting.cancel()
@@ -209,7 +208,6 @@ class PollLink:
         self.abort()
 
     def abort(self) -> None:
-        """End it now; nothing is heard of it any more."""
         self._is_open = False
         if self._beat is not None:
             self._beat.cancel()

@@ -108,15 +108,12 @@ class Carrier(Protocol):
     @property
     def can_push(self) -> bool:
         """Whether the server can push now, or may be able to when there is a connection again."""
-        ...
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
-        ...
 
     def send_later(self, outstanding: Outstanding) -> None:
         """Take a command to the server that somebody waits for already, as if it were new."""
-        ...
 
 
 class _Waiter:

@@ -9,7 +9,9 @@ because the server bounds what one answer holds.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,36 +26,18 @@ Settle = Callable[[Any, BaseException | None], None]
 """Takes the reply, or the error. Called in the loop; must not raise."""
 
 
+_OTHER_LOOP = "this connection belongs to another event loop, and nothing was sent: connect in this one"
+"""Its answers could never be awaited here."""
+
+
 def has_messages(reply: Any) -> bool:
     """Whether there are messages in an answer: if nobody hears it, they have to go back."""
     return isinstance(reply, Delivery) and bool(reply.runs)
 
 
-def late_delivery(future: asyncio.Future[Any]) -> Delivery | None:
-    """The messages of an answer that came in the very turn in which its caller was cancelled: nobody heard it."""
-    if not future.done() or future.cancelled() or future.exception() is not None:
-        return None
-    reply = future.result()
-    return reply if has_messages(reply) else None
-
-
 def spans_of(delivery: Delivery) -> list[Span]:
     """The messages of a delivery as commands name them."""
     return [span for run in delivery.runs for span in run.spans()]
-
-
-def check_loop(home: asyncio.AbstractEventLoop) -> None:
-    """`InvalidRequest` if this is not the loop of the connection: its answers could never be awaited here."""
-    if asyncio.get_running_loop() is not home:
-        raise InvalidRequest("this connection belongs to another event loop, and nothing was sent: connect in this one")
-
-
-async def told(future: asyncio.Future[Any], seconds: float) -> None:
-    """Wait for an answer for so long at most. Its error is raised, unless it comes later: then nobody hears of it."""
-    future.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
-    await asyncio.wait([future], timeout=seconds)
-    if future.done():
-        future.result()
 
 
 class Outstanding:
@@ -77,6 +61,63 @@ class Outstanding:
         """Its caller has left. If messages come all the same, they go back."""
         self.alone = False
         """Not to be merged with others: together they were refused."""
+
+
+class Calling(ABC):
+    """`call` and `tell`, for tasks: on top of `submit`, which takes a command to wherever it goes."""
+
+    _loop: asyncio.AbstractEventLoop
+
+    @abstractmethod
+    def submit(self, command: Command, settle: Settle) -> Outstanding:
+        """As `call`, without a task: `settle` is called with the reply or the error."""
+
+    @abstractmethod
+    def withdraw(self, outstanding: Outstanding) -> None:
+        """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
+
+    @abstractmethod
+    def give_back(self, delivery: Delivery) -> None:
+        """Messages that nobody heard of are ready for others."""
+
+    async def call(self, command: Command) -> Any:
+        """The reply, or the error raised."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(_OTHER_LOOP)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        outstanding = self.submit(command, partial(resolve, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.withdraw(outstanding)
+            if future.done() and not future.cancelled() and future.exception() is None:  # in the very same turn
+                late = future.result()
+                if has_messages(late):
+                    self.give_back(late)
+            raise
+        finally:
+            del future, outstanding  # they have the error, whose traceback leads here
+
+    async def tell(self, command: Command, seconds: float) -> None:
+        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(_OTHER_LOOP)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.submit(command, partial(resolve, future))
+        future.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
+        await asyncio.wait([future], timeout=seconds)
+        if future.done():
+            future.result()
+
+
+def resolve(future: asyncio.Future[Any], reply: Any, error: BaseException | None) -> None:
+    """Give a future the reply or the error, if somebody still waits."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(reply)
+    else:
+        future.set_exception(error)
 
 
 Resend = Callable[[Outstanding], None]

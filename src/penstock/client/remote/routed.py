@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,13 +41,11 @@ import msgspec
 
 from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller, resolve
+from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
 from penstock.client.remote.http import HttpConnection
-from penstock.client.remote.identity import RemoteIdentity
-from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
+from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, RoutedStream, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
-from penstock.client.remote.request import Outstanding, Pages, Settle, check_loop, late_delivery, spans_of, told
-from penstock.client.remote.routed_stream import RoutedStream
+from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, spans_of
 from penstock.client.remote.stream import Stream
 from penstock.client.remote.websocket import tls_of
 from penstock.core.backoff import backoff
@@ -162,7 +159,7 @@ class RoutingCounts(msgspec.Struct):
     """How often they were left to that node all the same, to be forwarded."""
 
 
-class RoutedCaller:
+class RoutedCaller(Calling):
     """Carries commands to the owners of their queues. `await RoutedCaller.connect(...)` makes one that is connected."""
 
     read_only = False
@@ -214,31 +211,7 @@ class RoutedCaller:
 
     # -- for the API --
 
-    async def call(self, command: Command) -> Any:
-        """The reply, or the error raised."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        routed = self.submit(command, partial(resolve, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.withdraw(routed)
-            late = late_delivery(future)
-            if late is not None:
-                self.give_back(late)
-            raise
-        finally:
-            del future, routed  # they have the error, whose traceback leads here
-
-    async def tell(self, command: Command, seconds: float) -> None:
-        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, partial(resolve, future))
-        await told(future, seconds)
-
     def submit(self, command: Command, settle: Settle) -> Outstanding:
-        """As `call`, without a task: `settle` is called with the reply or the error."""
         if type(command) is Browse:
             return self._submit(command, Pages(command, self._submit, settle).settle)
         return self._submit(command, settle)
@@ -264,7 +237,6 @@ class RoutedCaller:
         call.carried = (caller.carry if is_whole else caller.submit)(call.command, call.settled)
 
     def withdraw(self, outstanding: Outstanding) -> None:
-        """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
         assert isinstance(outstanding, RoutedCall)
         outstanding.settle = _ignore
         carried, lane = outstanding.carried, outstanding.lane
@@ -283,7 +255,6 @@ class RoutedCaller:
         return self._home.frame_bytes_max
 
     def give_back(self, delivery: Delivery) -> None:
-        """Nobody wants these messages: as if they had never been handed out."""
         self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
 
     def flush(self) -> None:
@@ -304,7 +275,6 @@ class RoutedCaller:
         return None if inner is None else RoutedStream(lane, inner, channel, lease_ms, push_target)
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -489,13 +459,11 @@ class RoutedCaller:
     # -- commands that were refused --
 
     def route_of(self, member: MemberCaller, command: Command) -> int:
-        """The map by which a command goes to a member, which refuses it if that is not so any more; 0: forward it."""
         name = self._name_of(command)
         lane = self._lanes.get(name) if name else None
         return lane.strict_version if lane is not None and lane.caller is member else 0
 
     def moved(self, member: MemberCaller, taken: Taken, map_version: int) -> None:
-        """A member's node did not do a command: by that map it is another node's."""
         self.counts.refusals += 1
         name = self._name_of(taken.outstanding.command)
         lane = self._lanes.get(name) if name else None

@@ -32,7 +32,6 @@ class Carrier(Protocol):
     @property
     def can_push(self) -> bool:
         """Whether the server can push now, or may be able to when there is a link again."""
-        ...
 
     @property
     def is_linked(self) -> bool: ...
@@ -40,23 +39,18 @@ class Carrier(Protocol):
     @property
     def credit_max(self) -> int:
         """What a push may be given at a time."""
-        ...
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
-        ...
 
     def withdraw(self, outstanding: Outstanding) -> None:
         """Who waited for this has left, and hears no more of it."""
-        ...
 
     def give_back(self, delivery: Delivery) -> None:
         """Nobody wants these messages: as if they had never been handed out."""
-        ...
 
     def forget(self, stream: Stream) -> None:
         """A stream is over."""
-        ...
 
 
 class Stream:
@@ -88,7 +82,6 @@ class Stream:
     # -- for the listener --
 
     def top_up(self) -> None:
-        """Let as many messages come as there is room for."""
         if self.is_over or self._stopped is not None:
             return
         wanted = min(self._push_target.room(), self._carrier.credit_max)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from penstock.client.identity import Identity
+from penstock.client.content import Identity
 from penstock.client.listening import PushTarget
 from penstock.core.commands import Command, Damage
 
@@ -14,34 +14,27 @@ class Caller(Protocol):
 
     def call(self, command: Command) -> Any:
         """The reply, when its effect is as durable as it has to be; or the error, raised."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Let some time pass."""
-        ...
 
     def close(self) -> None:
         """Let go of everything. Once more does nothing."""
-        ...
 
     def now_ms(self) -> int:
         """The time there."""
-        ...
 
     @property
     def identity(self) -> Identity:
         """Who names messages and reads receipts."""
-        ...
 
     @property
     def read_only(self) -> bool:
         """Whether nothing can be changed through this caller."""
-        ...
 
     @property
     def reports(self) -> list[Damage]:
         """The last reports of damaged messages."""
-        ...
 
 
 class Stream(Protocol):
@@ -50,20 +43,16 @@ class Stream(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether nothing comes any more."""
-        ...
 
     @property
     def error(self) -> BaseException | None:
         """Why it is over, if something went wrong."""
-        ...
 
     def top_up(self) -> None:
         """Let as many messages come as there is room for."""
-        ...
 
     def close(self) -> None:
         """End it. What comes meanwhile goes back."""
-        ...
 
 
 @runtime_checkable
@@ -72,7 +61,6 @@ class Telling(Protocol):
 
     def tell(self, command: Command, seconds: float) -> None:
         """As `call`, for who waits so long for the answer at most; the command goes on without them."""
-        ...
 
 
 @runtime_checkable
@@ -81,4 +69,3 @@ class Streaming(Protocol):
 
     def open_stream(self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget) -> Stream | None:
         """A stream which has to be topped up; None if messages have to be asked for at the moment."""
-        ...

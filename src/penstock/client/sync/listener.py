@@ -23,13 +23,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.handlers import wants_unit_of_work
 from penstock.client.listening import (
     GroupOrder,
     HandlerTimes,
     ListenerMetrics,
     next_try,
     pause_seconds,
+    wants_unit_of_work,
 )
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of, config_of

@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Unpack, overload
 
 from penstock.client.acknowledging import check_settled
-from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import (
+    Body,
     PeekedMessage,
     Record,
     RecordList,
     SentMessage,
     SentMessages,
+    encode_bodies,
+    encode_body,
     record_list,
 )
 from penstock.client.life import MessageLife
@@ -56,7 +58,7 @@ from penstock.core.commands import (
     Sent,
     Stats,
 )
-from penstock.core.delivery.receipt import opened_with
+from penstock.core.delivery.receipt import sequence_in
 from penstock.core.delivery.states import State
 from penstock.core.errors import (
     ChannelNotFound,
@@ -83,7 +85,7 @@ def sequences_of(caller: Caller, queue: str, messages: Iterable[str | int]) -> l
     wanted = {one for one in given if isinstance(one, str)}
     if wanted:
         info: QueueInfo = caller.call(DescribeQueue(name=queue))
-        own = {one: opened_with(caller.identity.message_id(info.queue_id, 0), one) for one in wanted}
+        own = {one: sequence_in(one, caller.identity.realm, info.queue_id) for one in wanted}
         found.update(sequence for sequence in own.values() if sequence is not None)
         wanted = {one for one, sequence in own.items() if sequence is None}
         after = -1

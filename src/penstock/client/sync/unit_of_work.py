@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.client.acknowledging import merged_spans
-from penstock.client.bodies import Body, encode_body
-from penstock.client.content import SentMessage, SentMessages
+from penstock.client.content import Body, SentMessage, SentMessages, encode_body
 from penstock.client.puts import Puts
 from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, error_text, messages_of

@@ -30,8 +30,14 @@ from typing import Any
 from penstock.cluster.base import LinkBroken, Place, ShardMoved
 from penstock.cluster.links.connection import LEFT, LinkConnection, PeerNotTrusted, end_subscription, settle
 from penstock.cluster.links.end import Gathered
-from penstock.cluster.links.settings import LinkIdentity, LinkLimits, require_secret, split_address
-from penstock.cluster.links.tls import greets_openly, speaks_tls
+from penstock.cluster.links.settings import (
+    LinkIdentity,
+    LinkLimits,
+    greets_openly,
+    require_secret,
+    speaks_tls,
+    split_address,
+)
 from penstock.core.backoff import backoff
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import OverLimit, PenstockError
@@ -124,7 +130,6 @@ class Link:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         call.on_settled = self._take_back
         if call.number == 0:
             call.number = LEFT

@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.store.errors import StoreVersion
-from penstock.wire.versions import Versions
+from penstock.wire.requests import Versions
 
 VERSION = 1
 

@@ -269,11 +269,9 @@ class KafkaMaps:
                 log.exception("a listener failed")
 
     def current(self) -> ClusterMap:
-        """The newest version."""
         return self._current
 
     def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
-        """Have a function called, in the loop, with every new version."""
         self._listeners.append(listener)
 
 

@@ -50,7 +50,6 @@ class Submit(Protocol):
 
     def __call__(self, shard: int, command: Command, on_settled: Callable[[Call], None], /) -> object:
         """Every call is settled once, in the loop, with a reply or an error."""
-        ...
 
 
 class ForwarderStats(msgspec.Struct):

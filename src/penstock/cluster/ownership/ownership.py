@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -31,12 +31,12 @@ from penstock.cluster.membership.ledger import Ledger, Record, ReleasedRecord, S
 from penstock.cluster.ownership.forwarder import Forwarder, Submit
 from penstock.core.backoff import backoff
 from penstock.core.errors import StoreError
-from penstock.core.storage.changes import Buffer, Changes, Flaw
+from penstock.core.storage.changes import Changes
 from penstock.server.clock import Clock
 from penstock.server.proof import PROOF_S, Proof, steady_s
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
-from penstock.store.base import Store, StoreStats
+from penstock.store.base import ReadThrough, Store
 from penstock.store.errors import CommitAborted, DiskFull, StoreVersion
 
 LAZY_COMMIT_MS = 100
@@ -62,11 +62,9 @@ class Host(Protocol):
 
     def add(self, shard: int, served: AsyncShard) -> None:
         """Serve a shard from now on."""
-        ...
 
     async def release(self, shard: int) -> None:
         """Serve a shard no longer."""
-        ...
 
 
 class OwnedShard:
@@ -349,10 +347,9 @@ class Fencing(Protocol):
     @property
     def fenced_ago_s(self) -> float:
         """How many seconds ago that was, at least."""
-        ...
 
 
-class ClaimedStore:
+class ClaimedStore(ReadThrough):
     """A store with this node's claim in it. Closing it in good health, and alone, releases the shard."""
 
     def __init__(self, store: Store, node: str, epoch: int, now_s: Callable[[], float] = steady_s) -> None:
@@ -398,27 +395,6 @@ class ClaimedStore:
         self._is_whole = True
         self.commits += 1
         self.commit_s += self._now_s() - began_s
-
-    def read_chunk(self, key: bytes) -> Buffer:
-        """The stored form of a chunk; `KeyError` if it is not there."""
-        return self._store.read_chunk(key)
-
-    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
-        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
-        return self._store.list_chunks(prefix, start, limit)
-
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Every state record with this prefix, in key order."""
-        return self._store.scan(prefix)
-
-    def flaws(self) -> Sequence[Flaw]:
-        """What was found damaged at opening."""
-        return self._store.flaws()
-
-    @property
-    def stats(self) -> StoreStats:
-        """What the store has done since it was opened."""
-        return self._store.stats
 
     def close(self) -> None:
         """Release the shard in writing, if it is ours alone and all of it was written, and let go."""

@@ -86,7 +86,6 @@ class RemoteCalls:
         call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
 
     def landed(self, call: Routed) -> None:
-        """Another node has answered a call that is counted."""
         call.away = None
         line = self.lines[call.shard]
         line.answered()

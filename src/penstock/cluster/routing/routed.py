@@ -18,7 +18,6 @@ class FailureHandler(Protocol):
 
     def settled(self, call: Routed) -> None:
         """A call has come back, with an error, or with something to be noted."""
-        ...
 
 
 class Counting(Protocol):
@@ -26,7 +25,6 @@ class Counting(Protocol):
 
     def landed(self, call: Routed) -> None:
         """Another node has answered a call that is counted."""
-        ...
 
 
 _orders = itertools.count()

@@ -145,11 +145,9 @@ class Host(Place, Protocol):
     @property
     def served(self) -> Mapping[int, AsyncShard]:
         """They, by number, as they are now."""
-        ...
 
     async def close(self) -> None:
         """Commit what is left, end every wait, close."""
-        ...
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
@@ -229,7 +227,6 @@ class Router:
         return call.result()
 
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
-        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         kind = command.__class__
         call = Routed(command, on_settled, self, caller)
         traits = kind.traits
@@ -279,7 +276,6 @@ class Router:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         assert isinstance(call, Routed)
         call.on_settled = ignore
         if call.is_over:
@@ -400,7 +396,6 @@ class Router:
                 raise answer
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -588,7 +583,6 @@ class Router:
     # -- on the way back --
 
     def settled(self, call: Routed) -> None:
-        """A call has come back, with an error, or with something to be noted."""
         self.pending.discard(call)
         error = call.error
         if self.remote_calls.lines and not (error is not None and self._is_worth_repeating(call, error)):

@@ -123,7 +123,6 @@ class SessionRouter(Router):
         return next((name for name in nodes if name != self._node and slot_of(name) == slot), None)
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         if call.shard != ROUTER or not isinstance(call.command, OF_SESSIONS):
             super().withdraw(call)
         elif (owner := self._owner_of(call.command.session)) is not None:

@@ -27,8 +27,8 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
 from penstock.core.traits import Home
-from penstock.server.session_end import AGAIN_S, is_worth_repeating
 from penstock.server.shard import ShardClosed
+from penstock.server.shards import AGAIN_S, is_worth_repeating
 
 if TYPE_CHECKING:
     from penstock.cluster.routing.router import Router

@@ -365,7 +365,6 @@ class _Router(Router):
         return super().submit(command, on_settled, caller)
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         if call.shard == ROUTER and isinstance(call.command, OF_SESSIONS):
             self._owner_of(call.command.session).withdraw(call)
         else:

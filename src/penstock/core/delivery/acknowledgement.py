@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import Refused, Settled, Span
-from penstock.core.delivery.columns import HELD_FROM, LEASED, runs_of
+from penstock.core.commands import MessageEvent, Refused, Settled, Span, What
+from penstock.core.delivery.columns import HELD_FROM, LEASED, READY, runs_of
 from penstock.core.delivery.runs import cut, gaps
 from penstock.core.delivery.states import TRANSITIONS, Event, allowed
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import LeaseTooLong, StaleReceipt
-from penstock.core.message_events import MessageEvent, What
 from penstock.core.queues.config import LEASE_MS_MAX
 
 if TYPE_CHECKING:
@@ -90,6 +89,19 @@ def _forgotten(event: Event, attempt: int, opened_ms: int) -> Judge:
         mask &= (states != LEASED) | (columns.holder[rows] < HELD_FROM)
         if event != Event.ACK:
             mask &= (states != LEASED) | (columns.received_ms[rows] < opened_ms)
+        return mask
+
+    return judge
+
+
+def _late(attempt: int) -> Judge:
+    """Approves of messages whose delivery on that attempt is over: ready again, or with whoever got them since."""
+
+    def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
+        columns = window.columns
+        states = columns.state[rows]
+        mask: NDArray[np.bool_] = (states == READY) | ((states == LEASED) & (columns.holder[rows] < HELD_FROM))
+        mask &= columns.attempts[rows] >= attempt
         return mask
 
     return judge
@@ -172,9 +184,12 @@ class Acknowledgement:
         self.windows = channel.windows
         self.lately = AckedLately()
 
-    def ack(self, span: Span) -> tuple[int, list[Refused]]:
-        """The work on some messages is done. On a FIFO queue that may be said more than once."""
-        done, refused = self._ack(span)
+    def ack(self, span: Span, *, in_time: bool = False) -> tuple[int, list[Refused]]:
+        """The work on some messages is done. On a FIFO queue that may be said more than once.
+
+        With `in_time`, nothing is acked whose lease has run out.
+        """
+        done, refused = self._ack(span, in_time)
         if not self.queue.is_fifo:
             return done, refused
         stale = sorted((each.first, each.last + 1) for each in refused)
@@ -190,7 +205,7 @@ class Acknowledgement:
         )
         return done + sum(high - low for low, high in again), [self._stale(low, high) for low, high in still]
 
-    def _ack(self, span: Span) -> tuple[int, list[Refused]]:
+    def _ack(self, span: Span, in_time: bool) -> tuple[int, list[Refused]]:
         first, last, attempt = span
         for window in self.windows.values():
             entries = window.wholly_leased(first, last + 1, attempt)
@@ -215,7 +230,27 @@ class Acknowledgement:
                 return 1, []
         elif self._ack_together(first, last + 1, attempt):
             return last + 1 - first, []
-        return self._settle(span, Event.ACK, self._ack_run)
+        return self._ack_each(span, in_time)
+
+    def _ack_each(self, span: Span, in_time: bool) -> tuple[int, list[Refused]]:
+        """Ack those messages of a span that can be; the others are refused."""
+        first, last, attempt = span
+        if attempt <= 0:
+            return 0, [self._stale(first, last + 1)]
+        if in_time:
+            done, left = self._walk(first, last + 1, _allowing(Event.EXTEND, attempt), self._ack_run)
+        else:
+            judge_whole = _wholly_ackable(attempt)
+            done, left = self._walk(first, last + 1, _allowing(Event.ACK, attempt), self._ack_run, judge_whole)
+        if left and not in_time:
+            acked, left = self._ack_far(left, attempt, dry=False)
+            done += acked
+            self.channel.acked += acked
+            self.channel.touch()
+        if left:
+            found, left = self._settle_forgotten(left, Event.ACK, attempt, self._ack_run)
+            done += found
+        return done, [self._stale(low, high) for low, high in left]
 
     def _ack_one(self, sequence: int, attempt: int) -> bool:
         """One message of a spread entry, leased on that attempt: the common case of one by one."""
@@ -262,9 +297,10 @@ class Acknowledgement:
         self.channel.acked += stop - first
         if self.queue.broker.message_events is not None:
             self._note("acked", window, entry, first, stop)
-        if self.channel.fifo is not None:
+        fifo = self.channel.dispatch.fifo
+        if fifo is not None:
             for sequence in range(first, stop):
-                self.channel.fifo.settle(sequence)
+                fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
 
     def _note(self, what: What, window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -410,10 +446,18 @@ class Acknowledgement:
 
         return self._walk(span.first, span.last + 1, held, free)[0]
 
-    def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
-        """A delivery failed, says the receiver. What is held for work is not its own any more."""
+    def release(
+        self, span: Span, now_ms: int, delay_ms: int | None, error: str, *, late: bool = False
+    ) -> tuple[int, list[Refused]]:
+        """A delivery failed, says the receiver. What is held for work is not its own any more.
+
+        With `late`, also a delivery that is over: what is ready stays so, and whoever has the message loses it.
+        """
         apply = self._failing(now_ms, delay_ms, error)
         done, left = self._return(span, Event.RETRY, apply)
+        if left and late:
+            found, left = self._settle_late(left, span.attempt, lambda *_where: None, apply)
+            done += found
         if left:
             found, left = self._settle_forgotten(left, Event.RETRY, span.attempt, apply)
             done += found
@@ -448,8 +492,10 @@ class Acknowledgement:
         judge = _allowing_unless_held(event, span.attempt, received_ms=received_ms)
         return self._walk(span.first, span.last + 1, judge, apply)
 
-    def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
-        """A heartbeat."""
+    def extend(self, span: Span, now_ms: int, lease_ms: int, *, late: bool = False) -> tuple[int, list[Refused]]:
+        """A heartbeat. With `late`, also for a delivery that is over: the message is leased again, on the attempt that
+        it is on, or stays with whoever has it for that long.
+        """
         deadline_ms = now_ms + lease_ms
         too_long: list[Refused] = []
 
@@ -464,8 +510,50 @@ class Acknowledgement:
                 self.write_buffer.touch(window, entry)
                 self.channel.watch(window, deadline_ms)
 
-        done, stale = self._settle(span, Event.EXTEND, prolong)
+        done, left = self._extend(span, prolong, late=late)
+        stale = [self._stale(low, high) for low, high in left]
         return done - sum(each.last - each.first + 1 for each in too_long), too_long + stale
+
+    def _extend(self, span: Span, prolong: Apply, *, late: bool) -> tuple[int, list[Part]]:
+        """Prolong those messages of a span that can be; how many that were, and what is left."""
+        first, last, attempt = span
+        if attempt <= 0:
+            return 0, [(first, last + 1)]
+        done, left = self._walk(first, last + 1, _allowing(Event.EXTEND, attempt), prolong)
+
+        def lease_and_prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
+            attempts = window.columns.attempts[window.rows(entry, first, stop)].tolist()
+            for sequence, own in enumerate(attempts, first):
+                self._lease_again(window, entry, sequence, sequence + 1, own, self._own())
+                window.withdraw(sequence, sequence + 1)
+            prolong(window, entry, first, stop)
+
+        if left and late:
+            found, left = self._settle_late(left, attempt, lease_and_prolong, prolong)
+            done += found
+        if left:
+            found, left = self._settle_forgotten(left, Event.EXTEND, attempt, prolong)
+            done += found
+        return done, left
+
+    def _settle_late(
+        self, wanted: list[Part], attempt: int, apply_ready: Apply, apply_leased: Apply
+    ) -> tuple[int, list[Part]]:
+        """Apply something to messages whose delivery on that attempt is over, according to what they are now."""
+        if self.queue.leases_are_durable:
+            return 0, wanted
+
+        def apply(window: Window, entry: Entry, first: int, stop: int) -> None:
+            states = window.columns.state[window.rows(entry, first, stop)]
+            for is_ready, low, high in cut(states == READY, first):
+                (apply_ready if is_ready else apply_leased)(window, entry, low, high)
+
+        done, left = 0, []
+        for low, high in wanted:
+            found, still_left = self._walk(low, high, _late(attempt), apply)
+            done += found
+            left += still_left
+        return done, left
 
     @staticmethod
     def _prolong(window: Window, rows: slice, deadline_ms: int) -> None:
@@ -483,22 +571,6 @@ class Acknowledgement:
             "would end later than 12 hours after their receive: finish them, or release them"
         )
         return Refused(first, stop - 1, error)
-
-    def _settle(self, span: Span, event: Event, apply: Apply) -> tuple[int, list[Refused]]:
-        """Apply an event to those messages of a span to which it may happen; the others are refused."""
-        if span.attempt <= 0:
-            return 0, [self._stale(span.first, span.last + 1)]
-        judge_whole = _wholly_ackable(span.attempt) if event == Event.ACK else None
-        done, left = self._walk(span.first, span.last + 1, _allowing(event, span.attempt), apply, judge_whole)
-        if left and event == Event.ACK:
-            acked, left = self._ack_far(left, span.attempt, dry=False)
-            done += acked
-            self.channel.acked += acked
-            self.channel.touch()
-        if left:
-            found, left = self._settle_forgotten(left, event, span.attempt, apply)
-            done += found
-        return done, [self._stale(low, high) for low, high in left]
 
     # -- deliveries that a crash has forgotten --
 

@@ -19,13 +19,12 @@ from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.delivery.attempts import Attempts
 from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
-from penstock.core.delivery.cursor import UPCOMING_MAX, Cursor
 from penstock.core.delivery.demand import Waiter, WaitQueue
 from penstock.core.delivery.dispatch import Dispatch
 from penstock.core.delivery.groups import FifoIndex
 from penstock.core.delivery.redelivery import HORIZON_MS, LEASE_EXPIRED, Redelivery
 from penstock.core.delivery.states import Event, State, after
-from penstock.core.delivery.window import Entry, Window
+from penstock.core.delivery.window import UPCOMING_MAX, Cursor, Entry, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
@@ -105,7 +104,9 @@ class Channel:
     @property
     def ready(self) -> int:
         """Messages that could be handed out (of which FIFO may hold some back)."""
-        total = self.ahead
+        total = 0
+        for cursor in self.cursors.values():
+            total += cursor.ahead
         for window in self.windows.values():
             total += window.ready
         return total
@@ -218,8 +219,8 @@ class Channel:
     def finish(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Messages are done, and uncounted: mark them, and let the chunk go when they were the last of it."""
         entry.left -= stop - first
-        self.touch()
-        if self.wait_queue:  # there is room in flight again, and a group may be free
+        self._dirty[self] = None
+        if self.wait_queue.waiters:  # there is room in flight again, and a group may be free
             self.queue.broker.woke(self)
         if entry.left or not entry.is_whole:
             window.columns.settle(window.rows(entry, first, stop))
@@ -228,7 +229,8 @@ class Channel:
         if entry.left:
             self.write_buffer.touch(window, entry)
             return
-        self._remove(window, entry)
+        window.remove(entry)
+        self.write_buffer.forget(entry)
         self.queue.let_go(entry.key)
 
     def finish_leased(self, window: Window, entries: list[Entry]) -> None:
@@ -238,16 +240,12 @@ class Channel:
             entry.state = _ACKED[entry.state]
             entry.left = 0
         window.remove_whole(entries)
-        self.touch()
+        self._dirty[self] = None
         if self.wait_queue.waiters:
             self.queue.broker.woke(self)
         for entry in entries:
             self.write_buffer.forget(entry)
             self.queue.let_go(entry.key)
-
-    def _remove(self, window: Window, entry: Entry) -> None:
-        window.remove(entry)
-        self.write_buffer.forget(entry)
 
     # -- what sessions hold --
 
@@ -424,7 +422,8 @@ class Channel:
         self.freed_rows(window, entry, entry.base, entry.stop)
         window.uncount(entry, entry.base, entry.stop)
         entry.left = 0
-        self._remove(window, entry)
+        window.remove(entry)
+        self.write_buffer.forget(entry)
         self.dispatch.reset_indexes()
         self.touch()
         self.queue.broker.woke(self)

@@ -508,8 +508,8 @@ def runs_of(rows: NDArray[np.intp], *columns: NDArray[Any]) -> list[tuple[int, i
     >>> runs_of(np.array([0, 1, 2, 7, 8]))
     [(0, 3), (7, 9)]
     """
-    if len(rows) == 0:
-        return []
+    if len(rows) <= 1:
+        return [(int(rows[0]), int(rows[0]) + 1)] if len(rows) else []
     cuts = np.diff(rows) != 1
     for column in columns:
         values = column[rows]

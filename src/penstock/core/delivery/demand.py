@@ -134,7 +134,8 @@ class WaitQueue:
     def join_once(self, waiter: Waiter) -> None:
         """Wait at the end of the wait queue, unless it waits already."""
         if not waiter.is_queued:
-            self.join(waiter)
+            self.waiters.append(waiter)
+            waiter.is_queued = True
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no longer; no error if it did not wait."""

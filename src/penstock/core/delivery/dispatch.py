@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from penstock.core.commands import Failure, Run
 from penstock.core.delivery.columns import DELAYED, FEW, LEASED, READY, are_all
-from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.groups import FairIndex, FifoIndex
 from penstock.core.delivery.runs import neighbours
 from penstock.core.delivery.states import Event, after
-from penstock.core.delivery.window import Entry, Heap, Window
+from penstock.core.delivery.window import Cursor, Entry, Heap, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.queues.config import PRIORITY_MAX
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX

@@ -3,10 +3,11 @@
 Both indexes hold sequence numbers of messages that are in the window. They are derived from the columns and the chunks,
 never stored, and rebuilt when something rare happens (opening, purge, retention).
 
-`FifoIndex`: a group is free when none of its messages is leased and its head is not waiting for a due time. Free
-groups lie in two heaps: by their head's sequence number, so that finding the oldest free group costs the same whatever
-is blocked before it; and those whose head was delivered before by how often that was. The two take turns, half of a
-receive each, so that a group whose head always fails does not keep the others back.
+`FifoIndex`: a group is free when its head is older than all of its messages that are leased, and is not waiting for a
+due time. What is handed out of it ends before the first that is leased. Free groups lie in two heaps: by their head's
+sequence number, so that finding the oldest free group costs the same whatever is blocked before it; and those whose
+head was delivered before by how often that was. The two take turns, half of a receive each, so that a group whose head
+always fails does not keep the others back; in one receive, they come after the others.
 
 `FairIndex`: groups that have something waiting take turns, one message each.
 """
@@ -21,20 +22,18 @@ from heapq import heappop, heappush
 class Group:
     """One FIFO group's messages that are not done, in order."""
 
-    __slots__ = ("in_flight", "name", "postponed", "waiting")
+    __slots__ = ("flight", "in_flight", "name", "postponed", "waiting")
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.waiting: deque[int] = deque()
         self.in_flight = 0
+        self.flight: list[int] = []
+        """A heap of those in flight, and of some that were."""
         self.postponed: set[int] = set()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether its head may be handed out."""
-        return not self.in_flight and bool(self.waiting) and self.waiting[0] not in self.postponed
 
-
+_NO_END = 1 << 63
 FreeGroup = tuple[int, int, str | None]
 """How often a group's head was delivered, its sequence number, and the group's name."""
 
@@ -76,9 +75,7 @@ class FifoIndex:
 
     def add_leased(self, sequence: int, name: str | None) -> None:
         """A message that is in flight already (when the index is built anew)."""
-        group = self._group(name)
-        group.in_flight += 1
-        self._holding[sequence] = group
+        self._fly(self._group(name), sequence)
 
     def add_postponed(self, sequence: int, name: str | None, attempts: int = 0) -> None:
         """A message that waits for its due time, newer than all of its group."""
@@ -107,37 +104,59 @@ class FifoIndex:
         >>> index.take(1, owes_fresh=True)
         ([1], False)
         """
-        taken: list[int] = []
+        fresh: list[int] = []
         if self._first(self._again) is None:
-            self._take_groups(self._fresh, limit, taken)
-            return taken, owes_fresh and not taken
+            self._take_groups(self._fresh, limit, fresh)
+            return fresh, owes_fresh and not fresh
+        again: list[int] = []
         share = limit if self._first(self._fresh) is None else (limit - owes_fresh + 1) // 2
-        interrupted = self._take_groups(self._again, share, taken)
-        again = len(taken)
-        self._take_groups(self._fresh, limit, taken)
-        surplus, so_far = max(0, owes_fresh + 2 * again - len(taken)), len(taken)
+        interrupted, below = self._take_groups(self._again, share, again)
+        self._take_groups(self._fresh, limit - len(again), fresh)
+        surplus, so_far = max(0, owes_fresh + len(again) - len(fresh)), len(again)
         if interrupted is not None:
-            self._take_of(interrupted, limit, taken)
-        self._take_groups(self._again, limit, taken)
-        return taken, surplus + len(taken) - so_far > 0
+            self._take_of(interrupted, limit - len(fresh), again, below)
+        self._take_groups(self._again, limit - len(fresh), again)
+        return fresh + again, surplus + len(again) - so_far > 0
 
-    def _take_groups(self, heap: list[FreeGroup], limit: int, taken: list[int]) -> Group | None:
-        """Go on until so many are taken. Returns the last group, which may have more."""
-        group = None
+    def _take_groups(self, heap: list[FreeGroup], limit: int, taken: list[int]) -> tuple[Group | None, int]:
+        """Go on until so many are taken. Returns the last group, which may have more, and where those end."""
+        group, below = None, _NO_END
         while len(taken) < limit and (group := self._first(heap)) is not None:
             heappop(heap)
-            self._take_of(group, limit, taken)
-        return group
+            below = self._lowest_in_flight(group)
+            self._take_of(group, limit, taken, below)
+        return group, below
 
-    def _take_of(self, group: Group, limit: int, taken: list[int]) -> None:
+    def _take_of(self, group: Group, limit: int, taken: list[int], below: int) -> None:
         waiting = group.waiting
-        while len(taken) < limit and waiting and waiting[0] not in group.postponed:
+        while len(taken) < limit and waiting and waiting[0] < below and waiting[0] not in group.postponed:
             sequence = waiting.popleft()
             taken.append(sequence)
             self._attempts.pop(sequence, None)
-            self._holding[sequence] = group
-            group.in_flight += 1
+            self._fly(group, sequence)
             self.size -= 1
+
+    def _fly(self, group: Group, sequence: int) -> None:
+        """A message is in flight."""
+        self._holding[sequence] = group
+        group.in_flight += 1
+        heappush(group.flight, sequence)
+
+    def _lowest_in_flight(self, group: Group) -> int:
+        flight, holding = group.flight, self._holding
+        if not group.in_flight:
+            flight.clear()
+            return _NO_END
+        while holding.get(flight[0]) is not group or flight[0] in group.postponed:
+            heappop(flight)
+        return flight[0]
+
+    def _is_free(self, group: Group) -> bool:
+        """Whether its head may be handed out."""
+        waiting = group.waiting
+        if not waiting or waiting[0] in group.postponed:
+            return False
+        return not group.in_flight or waiting[0] < self._lowest_in_flight(group)
 
     def settle(self, sequence: int) -> None:
         """A message is done, wherever it was."""
@@ -170,8 +189,7 @@ class FifoIndex:
         group.postponed.discard(sequence)
         group.waiting.remove(sequence)
         self._attempts.pop(sequence, None)
-        group.in_flight += 1
-        self._holding[sequence] = group
+        self._fly(group, sequence)
         self.size -= 1
 
     def give_back(self, sequence: int, attempts: int) -> None:
@@ -203,7 +221,7 @@ class FifoIndex:
             attempts, sequence, name = heap[0]
             group = self._groups.get(name)
             is_known = self._attempts.get(sequence, 0) == attempts
-            if is_known and group is not None and group.is_free and group.waiting[0] == sequence:
+            if is_known and group is not None and self._is_free(group) and group.waiting[0] == sequence:
                 return group
             heappop(heap)
         return None
@@ -226,7 +244,7 @@ class FifoIndex:
             waiting.appendleft(sequence)
 
     def _offer(self, group: Group) -> None:
-        if group.is_free:
+        if self._is_free(group):
             head = group.waiting[0]
             attempts = self._attempts.get(head, 0)
             heappush(self._again if attempts else self._fresh, (attempts, head, group.name))

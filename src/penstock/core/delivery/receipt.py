@@ -26,6 +26,7 @@ import hmac
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import ForgedReceipt
@@ -37,48 +38,147 @@ from penstock.core.errors import ForgedReceipt
 # no other, so that it can write receipts for messages that it may settle anyhow.
 
 
-_MASK = 0xFFFFFFFFFFFFFFFF
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
 _KEY_BYTES = 32
+_LOW: Final = (1 << 62) - 1
+_HIGH: Final = (1 << 60) - 1
+_VARIANT: Final = 1 << 63
+_SEQUENCE_BITS: Final = 58
+_SEQUENCES: Final = (1 << _SEQUENCE_BITS) - 1
+_FACTOR: Final = 0x9E3779B97F4A7C15
+_INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
+_MIX_1: Final = 0x3F58476D1CE4E5B9
+_MIX_2: Final = 0x14D049BB133111EB
+_BACK_1: Final = pow(_MIX_1, -1, 1 << 62)
+_BACK_2: Final = pow(_MIX_2, -1, 1 << 62)
+_IDS_KNOWN: Final = 64
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class MessageIds:
+    """The ids of a queue's messages: UUIDs of version 4 to look at, of which nobody without the realm can count on.
+
+    An id is a permutation of the 122 bits that a UUID has to give: 64 of the queue's number, 58 of the sequence number.
+    The low half of the bits is mixed with a key of the queue; a mix of that hides the high half, which is the same for
+    all messages of a queue, and was mixed once. So an id is made without a loop, and `open_message_id` goes back.
+
+    >>> ids = MessageIds(0, 1)
+    >>> ids.text(255), ids.text(256)
+    ('f058b7b8-246f-4424-ac54-c584acaebd01', 'c415706f-94ce-4327-89f2-b434e2f6b63a')
+    >>> ids.texts(255, 2) == [ids.text(255), ids.text(256)]
+    True
+    """
+
+    __slots__ = ("_earlier", "_key", "_known", "_queue", "_realm", "_top")
+
+    def __init__(self, realm: int, queue_id: int) -> None:
+        self._earlier = (realm, queue_id)
+        self._realm = _scrambled(realm)
+        self._top, self._key = _top_and_key(self._realm, queue_id >> 4)
+        self._queue = (queue_id & 15) << _SEQUENCE_BITS
+        self._known: dict[int, str] = {}
+        """The last ones: most messages are received soon after they were sent."""
+
+    def text(self, sequence: int) -> str:
+        """The id of the message with this number."""
+        return self._known.get(sequence) or self._make(sequence)
+
+    def texts(self, first: int, count: int) -> list[str]:
+        """The ids of so many messages from a number on."""
+        known, make = self._known.get, self._make
+        return [known(sequence) or make(sequence) for sequence in range(first, first + count)]
+
+    def _make(self, sequence: int) -> str:
+        if sequence > _SEQUENCES:
+            return _earlier_id(*self._earlier, sequence)
+        low = ((self._queue | sequence) ^ self._key) * _MIX_1 & _LOW
+        low = (low ^ (low >> 31)) * _MIX_2 & _LOW
+        low ^= low >> 31
+        mixed = (low ^ self._realm) * _MIX_2 & _MASK  # as `_mixed`, which costs a call
+        high = f"{self._top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}"
+        digits = f"{_VARIANT | low:016x}"
+        text = f"{high[:8]}-{high[8:12]}-4{high[12:]}-{digits[:4]}-{digits[4:]}"
+        if len(self._known) >= _IDS_KNOWN:
+            self._known.clear()
+        self._known[sequence] = text
+        return text
+
+
+def _scrambled(number: int) -> int:
+    """Another number of 64 bits (the end of SplitMix64)."""
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
+    return number ^ (number >> 31)
+
+
+def _mixed(low: int, realm: int) -> int:
+    """60 bits that all the bits of the low half have a part in."""
+    low = (low ^ realm) * _MIX_2 & _MASK
+    return ((low ^ (low >> 29)) * _FACTOR & _MASK) >> 4
+
+
+def _top_and_key(realm: int, number: int) -> tuple[int, int]:
+    """What hides the high bits of a queue's number, and the key of its low half, which follows from that."""
+    top = (number ^ realm & _HIGH) * _FACTOR & _HIGH
+    top = (top ^ (top >> 30)) * _FACTOR & _HIGH
+    return top, _scrambled(top ^ realm) & _LOW
+
+
+@lru_cache(maxsize=10_000)
+def message_ids(realm: int, queue_id: int) -> MessageIds:
+    """The ids of a queue's messages, in a store."""
+    return MessageIds(realm, queue_id)
 
 
 def message_id(realm: int, queue_id: int, sequence: int) -> str:
-    """The identity of a message, in the shape of a UUID.
+    """The identity of a message: a UUID.
 
     >>> message_id(0, 1, 255)
-    '9e3779b9-7f4a-7c15-0000-0000000000ff'
+    'f058b7b8-246f-4424-ac54-c584acaebd01'
     """
+    return message_ids(realm, queue_id).text(sequence)
+
+
+def _earlier_id(realm: int, queue_id: int, sequence: int) -> str:
+    """An id as earlier builds made them. Dead letters keep theirs; and no number is too high for it."""
     high = (realm ^ (queue_id * _FACTOR)) & _MASK
     text = f"{high:016x}{sequence:016x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-_FACTOR = 0x9E3779B97F4A7C15
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
-_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
 def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
-    """The queue's number and the sequence number that a message id was made of; None if it is none.
+    """The queue's number and the sequence number that a message id was made of; None if it is none. Ids of earlier
+    builds are opened as well: no UUID has their variant bits.
 
     >>> open_message_id(7, message_id(7, 12, 255)), open_message_id(7, "no id")
     ((12, 255), None)
+    >>> open_message_id(0, "9e3779b9-7f4a-7c15-0000-0000000000ff")
+    (1, 255)
     """
     if _ID.fullmatch(text) is None:
         return None
-    number = int(text.replace("-", ""), 16)
-    return ((number >> 64) ^ realm) * _INVERSE & _MASK, number & _MASK
+    digits = text.replace("-", "")
+    high, low = int(digits[:16], 16), int(digits[16:], 16)
+    if low >> 62 != 2 or digits[12] != "4":
+        return (high ^ realm) * _INVERSE & _MASK, low
+    low, high, own = low & _LOW, int(digits[:12] + digits[13:16], 16), _scrambled(realm)
+    top = high ^ _mixed(low, own)
+    key = _scrambled(top ^ own) & _LOW
+    number = top * _INVERSE & _HIGH
+    number = ((number ^ (number >> 30)) * _INVERSE & _HIGH) ^ own & _HIGH
+    low = (low ^ (low >> 31)) * _BACK_2 & _LOW
+    low = ((low ^ (low >> 31)) * _BACK_1 & _LOW) ^ key
+    return number << 4 | low >> _SEQUENCE_BITS, low & _SEQUENCES
 
 
-def opened_with(own: str, text: str) -> int | None:
-    """The sequence number in a message id, if it is of the same queue as another id; None if it is not.
+def sequence_in(text: str, realm: int, queue_id: int) -> int | None:
+    """The sequence number in a message id, if it is of this queue; None if it is not.
 
-    >>> own = message_id(7, 12, 0)
-    >>> opened_with(own, message_id(7, 12, 255)), opened_with(own, message_id(7, 9, 1))
+    >>> sequence_in(message_id(7, 12, 255), 7, 12), sequence_in(message_id(7, 9, 1), 7, 12)
     (255, None)
     """
-    if _ID.fullmatch(text) is None or text[:18] != own[:18]:
-        return None
-    return int(text.replace("-", "")[16:], 16)
+    opened = open_message_id(realm, text)
+    return opened[1] if opened is not None and opened[0] == queue_id else None
 
 
 def receipt_key(secret: bytes, queue_id: int) -> bytes:

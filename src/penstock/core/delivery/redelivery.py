@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import Failure
+from penstock.core.commands import Failure, MessageEvent, What
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import ChunkDamaged
-from penstock.core.message_events import MessageEvent, What
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, LaneKind, lane_code
 

@@ -85,7 +85,7 @@ EXPLAINED: dict[Event, str] = {
     Event.HOLD_BACK: "comes into a lane before it is due: sent with a delay, or moved there with its backoff",
     Event.GIVE_BACK: "the receiver left before it got the message: as if it had not been handed out",
     Event.TAKE_BACK: "salvage: it went on in the retry lane, and is not readable there",
-    Event.RECALL: "who got it just before a crash, which forgot that, settles it: leased again, on that attempt",
+    Event.RECALL: "a crash forgot a receive, and its receiver settles the message: leased again, on that attempt",
 }
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
@@ -29,6 +30,38 @@ from numpy.typing import NDArray
 from penstock.core.commands import Failure
 from penstock.core.delivery.columns import DELAYED, DONE, LEASED, READY, Columns, encode_one, encoded_length, runs_of
 from penstock.core.storage.keys import ChunkKey, entry_record, lane_entries
+
+UPCOMING_MAX: Final = 1_024
+"""So many chunks ahead are known; those behind them are read when their turn comes."""
+
+
+class Cursor:
+    """Where a channel is in a lane that it walks in order."""
+
+    __slots__ = ("ahead", "caught_up", "sequence", "upcoming")
+
+    def __init__(self, sequence: int, ahead: int = 0) -> None:
+        self.sequence = sequence
+        """Chunks with a smaller base have been looked at."""
+        self.ahead = ahead
+        """How many messages wait from there on."""
+        self.upcoming: deque[ChunkKey] = deque()
+        """The next chunks, as far as they are known."""
+        self.caught_up = ahead == 0
+        """Whether `upcoming` holds all there are."""
+
+    def passed(self, messages: int) -> None:
+        """Messages that were ahead are not any more."""
+        self.ahead -= messages
+        if not self.ahead:
+            self.caught_up = True
+
+    def restart(self, sequence: int, ahead: int) -> None:
+        """Go on from another place."""
+        self.sequence, self.ahead = sequence, ahead
+        self.upcoming.clear()
+        self.caught_up = ahead == 0
+
 
 _ENTRY_HEAD: Final = struct.Struct("<QIIQQ")
 _FAILURES_KEPT: Final = 16
@@ -158,17 +191,10 @@ class Window:
     def add(self, key: ChunkKey, sent_ms: int) -> Entry:
         """Take a chunk in, its messages ready and never delivered."""
         entry = Entry(key, sent_ms, entry_record(self.record_prefix, key.base))
-        self._enter(entry)
+        self.entries[entry.base] = entry
+        insort(self.bases, entry.base)
         self.ready += entry.count
         return entry
-
-    def _enter(self, entry: Entry) -> None:
-        self.entries[entry.base] = entry
-        bases = self.bases
-        if not bases or entry.base > bases[-1]:
-            bases.append(entry.base)
-        else:
-            insort(bases, entry.base)
 
     def remove(self, entry: Entry) -> None:
         """Forget a chunk whose messages are all done."""
@@ -483,7 +509,8 @@ class Window:
         entry.start = rows.start
         entry.stored = True
         self.in_use += entry.count
-        self._enter(entry)
+        self.entries[entry.base] = entry
+        insort(self.bases, entry.base)
         ready, leased, delayed = self.columns.counts(rows)
         entry.left = ready + leased + delayed
         self.ready += ready

@@ -44,9 +44,9 @@ class Acknowledging:
         spans = self.spans_of(command, channel)
         broker.must_commit = True
         if len(spans) == 1:
-            count, refused = channel.acknowledgement.ack(spans[0])
+            count, refused = channel.acknowledgement.ack(spans[0], in_time=command.in_time)
             return Settled(count, refused)
-        return self._each(spans, channel.acknowledgement.ack)
+        return self._each(spans, lambda span: channel.acknowledgement.ack(span, in_time=command.in_time))
 
     def _release(self, command: Release) -> Settled:
         broker = self.broker
@@ -62,10 +62,12 @@ class Acknowledging:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         check_lease(command.lease_ms)
-        spans = self.spans_of(command, channel)
+        spans, now_ms, late = self.spans_of(command, channel), broker.now_ms, command.late and not channel.queue.is_fifo
         if command.lease_ms == 0:
-            return self._each(spans, lambda span: channel.acknowledgement.release(span, broker.now_ms, 0, "released"))
-        return self._each(spans, lambda span: channel.acknowledgement.extend(span, broker.now_ms, command.lease_ms))
+            return self._each(
+                spans, lambda span: channel.acknowledgement.release(span, now_ms, 0, "released", late=late)
+            )
+        return self._each(spans, lambda span: channel.acknowledgement.extend(span, now_ms, command.lease_ms, late=late))
 
     def _give_back(self, command: GiveBack) -> Settled:
         broker = self.broker

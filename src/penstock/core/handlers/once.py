@@ -27,6 +27,7 @@ CLIENTS_MAX = 100_000
 UNANSWERED_MAX = 20_000
 CLIENT_LENGTH_MAX = 64
 _NUMBER_MAX: Final = (1 << 63) - 1
+_PREFIX: Final = keys.record(Kind.ONCE)
 
 
 def _pack_custom(value: Any) -> Any:
@@ -82,7 +83,7 @@ class OnceMemory:
 
     def check(self, once: Once, command: Command) -> None:
         """Raise what is wrong with a name, before anything is done."""
-        if not command.traits.may_be_named:
+        if type(command) not in _decoders:
             raise InvalidRequest(f"{type(command).__name__} may come any number of times: it takes no name")
         name, number, answered = once
         client = self._clients.get(name)
@@ -131,14 +132,14 @@ class OnceMemory:
         """Forget a client."""
         if self._clients.pop(name, None) is not None:
             self.unsaved.pop(name, None)
-            changes.delete_record(_key(name))
+            changes.records[_PREFIX + name.encode()] = None
 
     # -- stored form --
 
     def save(self, changes: Changes) -> None:
         """Write what is new since the last commit."""
         for name in self.unsaved:
-            changes.put_record(_key(name), _encode(self._clients[name]))
+            changes.records[_PREFIX + name.encode()] = _encode(self._clients[name])
         self.unsaved.clear()
 
     def restore(self, key: bytes, data: bytes, now_ms: int) -> str:
@@ -153,10 +154,3 @@ class OnceMemory:
     def snapshot(self) -> dict[str, Any]:
         """All that is stored, comparable."""
         return {name: msgspec.to_builtins(client) for name, client in sorted(self._clients.items())}
-
-
-_PREFIX: Final = keys.record(Kind.ONCE)
-
-
-def _key(name: str) -> bytes:
-    return _PREFIX + name.encode()

@@ -14,6 +14,7 @@ from penstock.core.commands import (
     AddCredit,
     CancelWait,
     Delivery,
+    MessageEvent,
     Receive,
     Run,
     SetCredit,
@@ -24,7 +25,6 @@ from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.demand import Allowance, Waiter
 from penstock.core.errors import ChunkDamaged, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.handlers.checks import check_lease, check_limit, check_text
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Receiving:
     def serve(self, awake: dict[Channel, None]) -> None:
         """Give those who wait what these channels have."""
         for channel in awake:
-            while channel.wait_queue and not channel.paused and (ready := channel.ready):
+            while channel.wait_queue.waiters and not channel.paused and (ready := channel.ready):
                 room = channel.queue.config.in_flight_max - channel.leased
                 if room <= 0 or not self._serve_next(channel, min(ready, room)):
                     break
@@ -310,10 +310,12 @@ class Receiving:
                 channel.received(waiter.session, runs)
             return True
         self._keep(waiter)
-        count = 0
+        count = size = 0
         for run in runs:
             count += run.stop - run.start
-        waiter.take(count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
+            if waiter.room_bytes is not None:
+                size += run.nbytes
+        waiter.take(count, size)
         if waiter.is_open:
             channel.wait_queue.join_once(waiter)
         return True

@@ -123,14 +123,15 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     retention_ms: Annotated[
         int | None,
         Setting(
-            "Messages older than this go, whoever still wants them. None keeps them for ever.",
+            "Messages older than this are deleted, also unreceived ones. None keeps them for ever.",
             MINUTE_MS,
             14 * DAY_MS,
             sqs=SqsAttribute("MessageRetentionPeriod", 60, 1_209_600),
         ),
     ] = 4 * DAY_MS
     retention_bytes: Annotated[
-        int | None, Setting("The oldest messages go when the queue is larger than this. None: no limit.", 1, 1 << 62)
+        int | None,
+        Setting("The oldest messages are deleted when the queue is larger than this. None: no limit.", 1, 1 << 62),
     ] = None
     delay_ms: Annotated[
         int,
@@ -153,7 +154,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     receive_wait_ms: Annotated[
         int,
         Setting(
-            "How long a receive waits for messages when it does not say so itself.",
+            "How long a receive waits for messages, unless it names a time itself.",
             0,
             20 * SECOND_MS,
             sqs=SqsAttribute("ReceiveMessageWaitTimeSeconds", 0, 20),
@@ -184,7 +185,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ] = DEFAULT_BACKOFF
     policy: Annotated[PolicyName, Setting("How often a message may be delivered.")] = "at_least_once"
     consume_times: Annotated[
-        int, Setting("With policy `consume_times`: how often a message may leave the process at most.", 1, 1_000)
+        int, Setting("With policy `consume_times`: how often a message may be delivered at most.", 1, 1_000)
     ] = 1
     deliver_unsynced: Annotated[
         bool,
@@ -222,8 +223,8 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         int | None,
         Setting("A named consumer that was silent for this long is forgotten. None: never.", MINUTE_MS, DELAY_MS_MAX),
     ] = 14 * DAY_MS
-    tags: Annotated[dict[str, str], Setting("Words of yours, kept with the queue.")] = {}
-    labels: Annotated[dict[str, str], Setting("What front ends keep with a queue and the core does not look at.")] = {}
+    tags: Annotated[dict[str, str], Setting("Names and values of your own, kept with the queue.")] = {}
+    labels: Annotated[dict[str, str], Setting("Names and values that front ends keep with the queue.")] = {}
 
     @property
     def is_fifo(self) -> bool:

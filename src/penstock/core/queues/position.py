@@ -13,12 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from penstock.core.commands import MessageEvent
 from penstock.core.delivery.columns import DONE
-from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.runs import cut
-from penstock.core.delivery.window import Entry, Window
+from penstock.core.delivery.window import Cursor, Entry, Window
 from penstock.core.errors import ChunkDamaged
-from penstock.core.message_events import MessageEvent
 from penstock.core.storage import keys
 
 if TYPE_CHECKING:

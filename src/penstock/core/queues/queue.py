@@ -29,6 +29,7 @@ from penstock.core.commands import (
     ChannelLife,
     Damage,
     Life,
+    MessageEvent,
     QueueInfo,
     QueueTally,
     Run,
@@ -37,12 +38,10 @@ from penstock.core.commands import (
 )
 from penstock.core.delivery.channel import HORIZON_MS, Channel
 from penstock.core.delivery.columns import DONE
-from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.states import Event, State
-from penstock.core.delivery.window import Entry, Window, failed_later
+from penstock.core.delivery.window import Cursor, Entry, Window, failed_later
 from penstock.core.errors import ChunkDamaged
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import (
     DAY_MS,
     HOUR_MS,
@@ -1195,13 +1194,6 @@ class Queue:
         if self.reserve is not None and self.next_sequence < self.reserve.end:
             self.next_sequence = self.reserve.end
             self.touch()
-
-    def may_leave_early(self, runs: list[Run]) -> bool:
-        """Whether messages may leave before what this step does to them is on the disk."""
-        if self.reserve is None or not self.config.deliver_unsynced:
-            return False
-        synced = self.reserve.synced
-        return all(run.chunk.base + run.stop <= synced for run in runs)
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""

@@ -13,12 +13,10 @@ class Encodable(Protocol):
 
     def parts(self) -> Sequence[Buffer]:
         """The stored form, in pieces that follow each other."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """How long the parts are together."""
-        ...
 
 
 class Changes:
@@ -87,16 +85,12 @@ class Reader(Protocol):
 
     def read_chunk(self, key: bytes) -> Buffer:
         """The stored form of a chunk; `KeyError` if it is not there."""
-        ...
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
-        ...
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
-        ...
 
     def flaws(self) -> Sequence[Flaw]:
         """What was found damaged at opening. Damaged records are left out of `scan`."""
-        ...

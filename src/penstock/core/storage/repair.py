@@ -22,8 +22,7 @@ import numpy as np
 
 from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.columns import DONE
-from penstock.core.delivery.cursor import Cursor
-from penstock.core.delivery.window import Entry, Window
+from penstock.core.delivery.window import Cursor, Entry, Window
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.dedup import Dedup
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT, partition_of

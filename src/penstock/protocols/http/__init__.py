@@ -1,6 +1,6 @@
 """HTTP/1.1 of every port: an asyncio protocol on httptools.
 
-`exchange` and `body` are what handlers see, `connection` is one client, `server` is all of them.
+`exchange` is what handlers see, `connection` is one client, `server` is all of them.
 
 How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
 *in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
@@ -36,9 +36,11 @@ Other protocols. A request for a websocket, at a path that has one, is the last 
 may hand the connection over (`Exchange.upgrade`). All other offers are passed over.
 """
 
-from penstock.protocols.http.body import BodyLeft, BodyRefused, BodyStream
 from penstock.protocols.http.exchange import (
     PLAIN_TEXT,
+    BodyLeft,
+    BodyRefused,
+    BodyStream,
     Exchange,
     Handler,
     HeaderCheck,

@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
-from penstock.protocols.http.body import BLOCK_BYTES, BodyLeft, BodyRefused, BodyStream
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Parts, Request, Upgraded
+from penstock.protocols.http.exchange import (
+    BLOCK_BYTES,
+    PLAIN_TEXT,
+    BodyLeft,
+    BodyRefused,
+    BodyStream,
+    Exchange,
+    Headers,
+    Parts,
+    Request,
+    Upgraded,
+)
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
@@ -175,7 +185,6 @@ class HttpConnection:
     # -- the transport's calls --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, or refuse if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         self._peer = str(address[0]) if isinstance(address, tuple) else ""
@@ -456,7 +465,6 @@ class HttpConnection:
         return exchange.keeps_alive and is_read and not self._server.is_draining and not is_last
 
     def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
-        """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         server = self._server
         request = exchange.request
         if not exchange.keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:

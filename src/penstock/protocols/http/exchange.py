@@ -7,8 +7,79 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from penstock.protocols.http.body import BodyStream
 from penstock.server.budget import Share
+
+BLOCK_BYTES = 1024 * 1024
+"""What is read ahead of the handler, about."""
+
+
+class BodyLeft(Exception):
+    """The client has hung up before its body was there."""
+
+
+class BodyRefused(Exception):
+    """The body is not read on: too large, too slow, or not HTTP. The connection ends after the answer."""
+
+    def __init__(self, status: int, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.code = code
+
+
+class BodyStream:
+    """Filled by the connection, emptied by the handler; the client is not read from while it is full."""
+
+    __slots__ = ("_error", "_nbytes", "_on_taken", "_parts", "_waiter", "is_complete")
+
+    def __init__(self, on_taken: Callable[[], None]) -> None:
+        self._on_taken = on_taken
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.is_complete = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be read for now."""
+        return self._nbytes >= BLOCK_BYTES
+
+    async def block(self) -> list[bytes]:
+        """The next parts, about `BLOCK_BYTES` together; none at the body's end."""
+        while not (self.is_full or self.is_complete or self._error is not None):
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None:
+            raise self._error
+        parts, self._parts, self._nbytes = self._parts, [], 0
+        self._on_taken()
+        return parts
+
+    def feed(self, part: bytes) -> None:
+        """One more part came."""
+        self._parts.append(part)
+        self._nbytes += len(part)
+        if self._nbytes >= BLOCK_BYTES:
+            self._wake()
+
+    def end(self) -> None:
+        """All of it is there."""
+        self.is_complete = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """No more will come."""
+        if not self.is_complete and self._error is None:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
 
 Headers = Sequence[tuple[str, str]]
 Parts = Iterable[Any] | AsyncGenerator[Any, None]
@@ -93,19 +164,15 @@ class Upgraded(Protocol):
 
     def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
         """The connection is this protocol's from now on; so much has come already."""
-        ...
 
     def pause_writing(self) -> None:
         """The client does not read."""
-        ...
 
     def shut_down(self) -> None:
         """The server stops: say so, and close."""
-        ...
 
     def leave(self) -> None:
         """Close at once."""
-        ...
 
 
 class Answering(Protocol):
@@ -113,33 +180,26 @@ class Answering(Protocol):
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight."""
-        ...
 
     def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
-        ...
 
     async def answer_in_parts(
         self, exchange: Exchange, status: int, headers: Headers, parts: Parts, nbytes: int | None
     ) -> bool:
         """As `answer`, part by part, as fast as the client reads."""
-        ...
 
     def upgrade(self, exchange: Exchange, make: Callable[[Callable[[Upgraded], None]], Upgraded]) -> None:
         """Hand the connection over."""
-        ...
 
     def has_hung_up(self) -> bool:
         """Whether the client is gone, although the loop has not said so yet; the request in flight is given up then."""
-        ...
 
     def hand_claim(self, share: Share) -> None:
         """What is held for the body of the request in flight is held by this share from now on."""
-        ...
 
     def is_open(self) -> bool:
         """Whether nothing has closed the connection yet."""
-        ...
 
 
 class Terms:

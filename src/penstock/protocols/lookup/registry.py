@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.protocols.nsq.names import is_ephemeral
+from penstock.protocols.nsq.wire import is_ephemeral
 
 Order = Literal["depth", "readers", "round_robin"]
 ORDERS: tuple[Order, ...] = ("depth", "readers", "round_robin")

@@ -36,20 +36,16 @@ class Codec(Protocol):
 
     def pack(self, data: bytes | memoryview) -> bytes:
         """Compress what is sent, so that the other side can read all of it at once."""
-        ...
 
     def add(self, data: bytes) -> None:
         """Something was read."""
-        ...
 
     def take(self) -> bytes:
         """The next portion of what was read, decompressed; nothing when there is no more. May raise `Corrupt`."""
-        ...
 
     @property
     def has_more(self) -> bool:
         """Whether there may be another portion in what was read."""
-        ...
 
 
 class Deflate:
@@ -72,7 +68,6 @@ class Deflate:
         return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
     def add(self, data: bytes) -> None:
-        """Something was read."""
         self._read += data
 
     def take(self) -> bytes:
@@ -114,7 +109,6 @@ class Snappy:
         return packed
 
     def add(self, data: bytes) -> None:
-        """Something was read."""
         self._read += data
 
     def take(self) -> bytes:

@@ -57,8 +57,8 @@ from penstock.core.errors import PenstockError, StoreError
 from penstock.protocols.nsq import wire
 from penstock.protocols.nsq.client import Client, Refusal, State, Terms, answer, negotiate
 from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
-from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.protocols.nsq.topics import Timeouts
+from penstock.protocols.nsq.wire import NSQ_VERSION
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.budget import BUSY, SMALL_BYTES, Pace
 from penstock.server.descriptors import TLS_HANDSHAKE_S

@@ -46,10 +46,10 @@ from penstock.protocols.nsq.http_api import (
     refuse_request,
     respond,
 )
-from penstock.protocols.nsq.names import NSQ_VERSION, is_name
 from penstock.protocols.nsq.registration import LookupRegistration
 from penstock.protocols.nsq.server import TCP_ADDRESS
 from penstock.protocols.nsq.topics import Topics
+from penstock.protocols.nsq.wire import NSQ_VERSION, is_name
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, parse_address

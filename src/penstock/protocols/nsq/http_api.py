@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Request
-from penstock.protocols.nsq.names import is_name
+from penstock.protocols.nsq.wire import is_name
 from penstock.server.auth import ANYBODY, Principal
 
 _VERSION = ("x-nsq-content-type", "nsq; version=1.0")

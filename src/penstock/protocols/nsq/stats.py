@@ -27,8 +27,8 @@ from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.protocols.lookup.registry import Load
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
-from penstock.protocols.nsq.names import is_name
 from penstock.protocols.nsq.topics import Topics
+from penstock.protocols.nsq.wire import is_name
 from penstock.server.shards import QueueView
 
 _TOPICS_AT_ONCE = 25

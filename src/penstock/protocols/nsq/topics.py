@@ -44,11 +44,10 @@ from penstock.core.errors import NotFound, OverLimit, PenstockError, QueueExists
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.nsq.client import Client
-from penstock.protocols.nsq.names import is_ephemeral
+from penstock.protocols.nsq.wire import is_ephemeral
 from penstock.server.node import Services
-from penstock.server.session_end import end_session
 from penstock.server.shard import Call, Ticket
-from penstock.server.shards import Shards
+from penstock.server.shards import Shards, end_session
 
 EXTRA = "nsq"
 """Where `Services.extras` keeps the topics."""

@@ -26,6 +26,7 @@ without a list of ids, and an id of another topic is not mistaken for one.
 
 from __future__ import annotations
 
+import re
 import struct
 from binascii import Error as BadHex
 from binascii import hexlify, unhexlify
@@ -38,8 +39,28 @@ from numpy.typing import NDArray
 
 from penstock.core.commands import Run
 from penstock.core.storage.chunk import PackedBodies
-from penstock.protocols.nsq.names import is_name
 from penstock.server.budget import UNKNOWN_BYTES_MAX
+
+NSQ_VERSION = "1.3.0"
+"""The nsqd and nsqlookupd whose behaviour this is; tools compare it with those of other nodes."""
+NAME_LENGTH_MAX = 64
+EPHEMERAL = "#ephemeral"
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
+
+
+def is_name(name: str) -> bool:
+    """Whether NSQ takes this as the name of a topic or of a channel.
+
+    >>> is_name("orders"), is_name("orders#ephemeral"), is_name("orders#old"), is_name(""), is_name("o" * 65)
+    (True, True, False, False, False)
+    """
+    return len(name) <= NAME_LENGTH_MAX and _NAME.match(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Whether the topic or channel goes with its last client."""
+    return name.endswith(EPHEMERAL)
+
 
 MAGIC = b"  V2"
 LINE_BYTES_MAX = 16 * 1024

@@ -70,7 +70,7 @@ class SingleMessages(Resource):
         """Find a message by its id alone, and show its whole life: in its queue, or among its dead letters."""
         opened = open_message_id(self.broker.meta.realm, message)
         if opened is None:
-            raise invalid(f"{message[:50]!r} is no message id: ids look like 9e3779b9-7f4a-7c15-0000-0000000000ff")
+            raise invalid(f"{message[:50]!r} is no message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01")
         queue_id, sequence = opened
         name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:

@@ -136,7 +136,7 @@ class SnsService:
         self._shard = shard
         self._account = settings.account
         self._arn_prefix = f"arn:aws:sns:{settings.region}:{settings.account}:"
-        self._arns = Arns(settings.region, settings.account)
+        self._arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
         self._tasks: set[asyncio.Task[None]] = set()
         self.deliveries = Deliveries(shard, self._arn_prefix, self._arns)
 

@@ -7,12 +7,11 @@ are `<member>` and `<entry>` elements. Errors are `SqsError`s with codes of SNS.
 from __future__ import annotations
 
 from typing import Any
-from xml.sax.saxutils import escape
 
 from penstock.core import errors as core
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import SERVICE_UNAVAILABLE, ErrorKind, SqsError
-from penstock.protocols.sqs.message_attributes import only_allowed
+from penstock.protocols.sqs.message_attributes import escaped
 
 NAMESPACE = "http://sns.amazonaws.com/doc/2010-03-31/"
 _DEPTH_MAX = 10
@@ -109,7 +108,7 @@ def _write(name: str, value: Any) -> str:
     elif isinstance(value, bool):
         inner = "true" if value else "false"
     else:
-        inner = escape(only_allowed(str(value)), {"\r": "&#13;"})
+        inner = escaped(str(value))
     return f"<{name}>{inner}</{name}>"
 
 

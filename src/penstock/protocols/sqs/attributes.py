@@ -279,6 +279,8 @@ class AttributeReader:
         target = self._arns.name(arn) if isinstance(arn, str) else None
         if target is None:
             raise invalid_value(text, name, "Invalid value for deadLetterTargetArn.")
+        if self._arns.outside(target)[:2] != self._arns.outside(self._name)[:2]:
+            raise invalid_value(text, name, "Dead letter target owner should be same as the source.")
         if target == self._name:
             raise invalid_value(text, name, "A queue cannot be its own dead-letter queue.")
         config = self._find(target)

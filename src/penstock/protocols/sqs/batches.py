@@ -143,7 +143,7 @@ class BatchActions(MessageActions):
         ]
 
     def _message_ids(self, queue: SqsQueue, sent: Sent, count: int) -> list[str]:
-        ids = queue.ids if sent.queue_id == queue.id else self.numbered(sent.queue_id)
+        ids = queue.ids if sent.queue_id == queue.id else self.message_ids(sent.queue_id)
         if sent.sequences is None:
             return ids.texts(sent.first, count)
         return [ids.text(sequence) for sequence in sent.sequences]
@@ -173,7 +173,7 @@ class BatchActions(MessageActions):
         self._check("DeleteMessageBatchRequestEntry", entries)
 
         def command(one: Round) -> Ack:
-            return Ack(queue=queue.name, channel=one.channel, spans=one.spans)
+            return Ack(queue=queue.name, channel=one.channel, spans=one.spans, in_time=queue.is_fifo)
 
         def refusal(entry: SettleEntry, _error: PenstockError) -> SqsError | None:
             return expired(entry.receipt_handle) if queue.is_fifo else None
@@ -190,7 +190,13 @@ class BatchActions(MessageActions):
 
         def command(one: Round) -> Extend:
             lease_ms = one.visibility_s * 1_000
-            return Extend(queue=queue.name, channel=one.channel, spans=one.spans, lease_ms=lease_ms)
+            return Extend(
+                queue=queue.name,
+                channel=one.channel,
+                spans=one.spans,
+                lease_ms=lease_ms,
+                late=not queue.is_fifo,
+            )
 
         def refusal(entry: SettleEntry, error: PenstockError) -> SqsError:
             return not_changed(error, entry.receipt_handle, _visibility_s(entry))

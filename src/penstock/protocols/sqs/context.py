@@ -31,7 +31,6 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs import json_wire, query_wire
 from penstock.protocols.sqs.errors import INTERNAL_FAILURE, SERVICE_UNAVAILABLE, SqsError, from_core, no_such_queue
-from penstock.protocols.sqs.names import queue_url
 from penstock.protocols.sqs.shapes import Shape
 from penstock.server.auth import Principal
 from penstock.server.budget import AT_ONCE_S, BUSY, Share, asked_bytes
@@ -98,6 +97,7 @@ class RequestContext:
         "path_url",
         "principal",
         "queue",
+        "scope",
     )
 
     def __init__(
@@ -112,6 +112,9 @@ class RequestContext:
     ) -> None:
         path = exchange.request.path
         self.principal = principal
+        scopes = front.service.scopes
+        self.scope = scopes.of_caller(exchange.request, principal.account) if scopes.are_many else scopes.default
+        """The account and the region of the caller."""
         self.path_url = None if path == "/" else path
         """The request's own path, if that is the address of a queue."""
         self.queue = ""
@@ -132,7 +135,7 @@ class RequestContext:
 
     def url(self, name: str) -> str:
         """A queue's URL, for this context."""
-        return queue_url(self._front.base_url(self._exchange.request), name)
+        return self._front.service.arns.url(self._front.base_url(self._exchange.request), name)
 
     def begin(self) -> None:
         """Run the action until it has asked, or to its end. Never raises."""

@@ -10,6 +10,7 @@ attribute that another front end has set arrives here as String, Number or Binar
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -59,9 +60,16 @@ def not_allowed_in(text: str) -> str | None:
     return None if found is None else found.group()
 
 
-def only_allowed(text: str) -> str:
-    """The text, with every character that XML cannot have replaced."""
-    return text if text.isprintable() else _NOT_ALLOWED.sub("\ufffd", text)
+def escaped(text: str) -> str:
+    """The text as XML has it. A character that XML cannot have is replaced.
+
+    `xml.sax.saxutils` has the same, and takes a tenth of a server's start to load.
+
+    >>> escaped("tea & <milk>" + chr(13) + chr(0))
+    'tea &amp; &lt;milk&gt;&#13;�'
+    """
+    allowed = text if text.isprintable() else _NOT_ALLOWED.sub("\ufffd", text)
+    return html.escape(allowed, quote=False).replace("\r", "&#13;")
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------

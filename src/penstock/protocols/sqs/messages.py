@@ -70,7 +70,7 @@ class MessageActions(Unpacking):
                 md5(draft.body),
                 draft.md5_of_attributes,
                 draft.md5_of_system_attributes,
-                (queue.ids if sent.queue_id == queue.id else self.numbered(sent.queue_id)).text(sequence),
+                (queue.ids if sent.queue_id == queue.id else self.message_ids(sent.queue_id)).text(sequence),
                 sequence_number(sequence) if queue.is_fifo else None,
             )
 
@@ -138,7 +138,7 @@ class MessageActions(Unpacking):
             if settled.refused and queue.is_fifo:
                 raise expired(request.receipt_handle)
 
-        return context.ask(Ack(queue=queue.name, channel=channel, spans=[span]), answer)
+        return context.ask(Ack(queue=queue.name, channel=channel, spans=[span], in_time=queue.is_fifo), answer)
 
     def ChangeMessageVisibility(self, context: RequestContext, request: ChangeMessageVisibilityRequest) -> Answer:
         """Keep a message longer, or give it back."""
@@ -151,7 +151,9 @@ class MessageActions(Unpacking):
                 raise not_changed(settled.refused[0].error, request.receipt_handle, visibility_s)
 
         lease_ms = visibility_s * _SECOND_MS
-        return context.ask(Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=lease_ms), answer)
+        return context.ask(
+            Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=lease_ms, late=not queue.is_fifo), answer
+        )
 
     # -- sending --
 

@@ -11,13 +11,12 @@ import base64
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
-from xml.sax.saxutils import escape
 
 import msgspec
 
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import MALFORMED_INPUT, QUEUE_DOES_NOT_EXIST, UNKNOWN_OPERATION, SqsError
-from penstock.protocols.sqs.message_attributes import only_allowed
+from penstock.protocols.sqs.message_attributes import escaped
 from penstock.protocols.sqs.shapes import Shape
 
 CONTENT_TYPE = ("content-type", "text/xml")
@@ -242,7 +241,7 @@ def _write_element(pieces: list[str], action: str, element: str, value: Any) -> 
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        return escape(only_allowed(value), {"\r": "&#13;"})
+        return escaped(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, bool):

@@ -7,7 +7,17 @@ import binascii
 
 import msgspec
 
-from penstock.core.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
+from penstock.core.commands import (
+    ChangeQueue,
+    CommitWork,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueue,
+    LastMark,
+    PurgeQueue,
+    QueueInfo,
+    QueueStats,
+)
 from penstock.core.errors import QueueExists
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import (
@@ -49,39 +59,38 @@ from penstock.protocols.sqs.shapes import (
     UntagQueueRequest,
 )
 from penstock.server.auth import TO_SEE
-from penstock.server.settings import SqsSettings
-from penstock.server.shards import Shards
 
 _TAG_KEY_LENGTH_MAX = 128
 _TAG_VALUE_LENGTH_MAX = 256
+_DELETED = "penstock.sqs.deleted."
+_PURGED = "penstock.sqs.purged."
+"""Marks, of when a queue of that name was deleted, and when the queue with that id was purged: with limits `strict`."""
 
 
 class QueueActions(BatchActions):
     """The actions on queues, beside those on messages."""
 
-    def __init__(self, shard: Shards, settings: SqsSettings) -> None:
-        super().__init__(shard, settings)
-        self._deleted_ms: dict[str, int] = {}
-        self._purged_ms: dict[str, int] = {}
-
     # -- there or not --
 
     async def CreateQueue(self, context: RequestContext, request: CreateQueueRequest) -> QueueUrlResult:
         """Create a queue; one that is there with the same attributes is fine."""
-        name = request.queue_name
-        if not name:
+        if not request.queue_name:
             raise missing("QueueName")
         attributes = dict(request.attributes or {})
         said = self._kind(attributes)
-        check_queue_name(name, said, self.limits)
+        check_queue_name(request.queue_name, said, self.limits)
+        name = context.scope.prefix + request.queue_name
+        if not context.scope.has(name) and self.scopes.are_many:
+            raise invalid_value(request.queue_name, "QueueName", "It is the name of a queue of another account.")
         targets = self._targets(context, attributes)
         self.check_rights(context, name, CreateQueue)
         tags = request.creation_tags or {}
-        check_tags(name, tags)
+        check_tags(request.queue_name, tags)
         await self.learn(name, *targets, now=True)
         existing = self.config(name)
         if existing is None:
-            self._check_deleted(name)
+            if self.limits.recreate_pause_ms:
+                await self._check_deleted(name)
             before = default_config(kind_of(name, said))
             config = before.changed(self._reader(name, before.is_fifo).read(attributes, before) | {"tags": tags})
             try:
@@ -122,16 +131,13 @@ class QueueActions(BatchActions):
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
         return AttributeReader(name, is_fifo, self.limits, self.arns, self.config)
 
-    def _check_deleted(self, name: str) -> None:
-        deleted_ms = self._deleted_ms.get(name)
-        if deleted_ms is None:
-            return
+    async def _check_deleted(self, name: str) -> None:
+        deleted_ms: int = await ask(LastMark(name=_DELETED + name))
         if self.shard.now_ms() < deleted_ms + self.limits.recreate_pause_ms:
             raise SqsError(
                 QUEUE_DELETED_RECENTLY,
                 "You must wait 60 seconds after deleting a queue before you can create another with the same name.",
             )
-        del self._deleted_ms[name]
 
     def _check_same(self, name: str, existing: QueueConfig, said: Kind | None, attributes: dict[str, str]) -> None:
         """A queue of that name is there: it must be what was asked for, as far as anything was."""
@@ -147,47 +153,47 @@ class QueueActions(BatchActions):
     async def DeleteQueue(self, context: RequestContext, request: QueueRequest) -> None:
         """Delete a queue with its messages."""
         name = self.queue_name(context, request.queue_url, DeleteQueue)
-        await ask(DeleteQueue(name=name))
-        now_ms = self.shard.now_ms()
-        self._purged_ms.pop(name, None)
         if self.limits.recreate_pause_ms:
-            self._deleted_ms[name] = now_ms
-            self._forget_old(self._deleted_ms, now_ms - self.limits.recreate_pause_ms)
+            await ask(DescribeQueue(name=name))
+            await ask(CommitWork(acks=[], sends=[], mark=(_DELETED + name, self.shard.now_ms())))
+        await ask(DeleteQueue(name=name))
 
     async def PurgeQueue(self, context: RequestContext, request: QueueRequest) -> None:
         """Delete a queue's messages."""
         name = self.queue_name(context, request.queue_url, PurgeQueue)
-        now_ms = self.shard.now_ms()
-        purged_ms = self._purged_ms.get(name)
-        if purged_ms is not None and now_ms < purged_ms + self.limits.purge_pause_ms:
-            raise SqsError(
-                PURGE_QUEUE_IN_PROGRESS, f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
-            )
+        if self.limits.purge_pause_ms:
+            await self._check_purged(name)
         await ask(PurgeQueue(name=name))
-        self._purged_ms[name] = now_ms
-        self._forget_old(self._purged_ms, now_ms - self.limits.purge_pause_ms)
 
-    @staticmethod
-    def _forget_old(times_ms: dict[str, int], until_ms: int) -> None:
-        for name in [name for name, time_ms in times_ms.items() if time_ms < until_ms]:
-            del times_ms[name]
+    async def _check_purged(self, name: str) -> None:
+        """Raise if the queue was purged a short while ago; else remember that it is now."""
+        info: QueueInfo = await ask(DescribeQueue(name=name))
+        mark, now_ms = f"{_PURGED}{info.queue_id}", self.shard.now_ms()
+        purged_ms: int = await ask(LastMark(name=mark))
+        if now_ms < purged_ms + self.limits.purge_pause_ms:
+            raise SqsError(
+                PURGE_QUEUE_IN_PROGRESS,
+                f"Only one PurgeQueue operation on {self.arns.outside(name)[2]} is allowed every 60 seconds.",
+            )
+        await ask(CommitWork(acks=[], sends=[], mark=(mark, now_ms)))
 
     # -- finding --
 
     async def GetQueueUrl(self, context: RequestContext, request: GetQueueUrlRequest) -> QueueUrlResult:
         """The URL of a queue by its name."""
-        name = request.queue_name
-        if not name:
+        if not request.queue_name:
             raise missing("QueueName")
+        owner = request.queue_owner_aws_account_id or context.scope.account
+        name = self.arns.inside(owner, context.scope.region, request.queue_name)
         self.check_rights(context, name, *TO_SEE)
         if self.auto_create:
-            check_queue_name(name, kind_of(name), self.limits)
+            check_queue_name(request.queue_name, kind_of(name), self.limits)
         await self.existing(name)
         return QueueUrlResult(context.url(name))
 
     async def ListQueues(self, context: RequestContext, request: ListQueuesRequest) -> ListQueuesResult:
         """Queues by name, in pages if asked for."""
-        prefix = request.queue_name_prefix or ""
+        prefix = context.scope.prefix + (request.queue_name_prefix or "")
         limit, after = page_asked(request.max_results, request.next_token)
         names = await self.names(context, limit + 1, prefix=prefix, after=after)
         page, token = page_of(names, request.max_results, request.next_token)
@@ -241,7 +247,7 @@ class QueueActions(BatchActions):
         if not tags:
             await self.existing(name)
             raise missing("Tags")
-        await self.change(name, lambda config: {"tags": check_tags(name, config.tags | tags)})
+        await self.change(name, lambda config: {"tags": check_tags(self.arns.outside(name)[2], config.tags | tags)})
 
     async def UntagQueue(self, context: RequestContext, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""

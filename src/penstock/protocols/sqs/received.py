@@ -70,7 +70,7 @@ class Unpacking(ServiceBase):
         messages: list[Message] = []
         queue_id, channel_id = delivery.queue_id, delivery.channel_id
         is_same = queue_id == queue.id
-        ids = queue.ids if is_same else self.numbered(queue_id)
+        ids = queue.ids if is_same else self.message_ids(queue_id)
         seal = queue.seal if is_same else self.seal(queue_id)
         for run in delivery.runs:
             chunk, start = run.chunk, run.start

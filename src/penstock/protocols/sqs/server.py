@@ -51,7 +51,6 @@ class SqsFrontEnd:
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
         self.service = Service(shard, settings)
         self._credentials = credentials
-        self._account = settings.account
         self._actions = actions_of(self.service)
         self._targets = {json_wire.TARGET_PREFIX + name: action for name, action in self._actions.items()}
         self._base_urls: dict[tuple[str | None, bool, str | None], str] = {}
@@ -89,7 +88,7 @@ class SqsFrontEnd:
                 raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
             is_sns = is_sns or is_for_sns(fields)
             if is_sns:
-                self.sns.handle(exchange, principal, fields, self.base_url(request).rsplit("/", 2)[0])
+                self.sns.handle(exchange, principal, fields, self.base_url(request))
                 return
             asked = fields.get("Action")
             if not asked:
@@ -114,14 +113,14 @@ class SqsFrontEnd:
         return principal
 
     def base_url(self, request: Request) -> str:
-        """What the URLs of queues start with, for who sent this request."""
+        """What URLs start with, for who sent this request."""
         headers = request.headers
         key = (headers.get("host"), request.is_tls, headers.get("x-forwarded-proto"))
         known = self._base_urls.get(key)
         if known is None:
             if len(self._base_urls) >= _ADDRESSES_REMEMBERED_MAX:
                 self._base_urls.clear()
-            known = self._base_urls[key] = base_url(request, self._account)
+            known = self._base_urls[key] = base_url(request)
         return known
 
 

@@ -6,11 +6,10 @@ import contextlib
 import hashlib
 import importlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.delivery.receipt import Recent, Seal
+from penstock.core.delivery.receipt import MessageIds, Recent, Seal, message_ids
 from penstock.core.errors import QueueChanged, QueueExists, QueueNotFound
 from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
@@ -19,55 +18,16 @@ from penstock.protocols.sqs.context import RequestContext, UnknownQueue, ask
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.message_attributes import STORED_SENDER
-from penstock.protocols.sqs.names import Arns, Urls
+from penstock.protocols.sqs.names import URL_LENGTH_REMEMBERED_MAX, Arns, Scopes
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import QueueView, Shards
 
-_SEQUENCE_DIGITS: Final = 12
-_SEQUENCES_MAX: Final = 16**12
-"""Below this, the ids of a queue's messages differ in their last twelve digits only."""
-_HEX: Final[list[str]] = [f"{number:02x}" for number in range(256)]
 _SEALS_MAX = 10_000
 _QUEUES_MAX = 10_000
 _NAMES_ASKED = 1_000
 _NAMES_ASKED_MIN = 200
 """Who may see few queues has many looked at for one name."""
-
-
-class Numbered:
-    """Texts that start the same and end with a number in twelve hexadecimal digits.
-
-    >>> numbered = Numbered("x-")
-    >>> numbered.text(255), numbered.text(256)
-    ('x-0000000000ff', 'x-000000000100')
-    """
-
-    __slots__ = ("_beyond", "_block", "_start", "_started")
-
-    def __init__(self, start: str, beyond: Callable[[int], str] | None = None) -> None:
-        self._start = start
-        self._beyond = beyond
-        """Makes the texts of numbers that have more than twelve digits."""
-        self._block = -1
-        self._started = ""
-
-    def text(self, number: int) -> str:
-        """The text with this number. Those that lie near each other share all but two digits, which are made once."""
-        block = number >> 8
-        if block != self._block:
-            if number >= _SEQUENCES_MAX and self._beyond is not None:
-                return self._beyond(number)
-            self._started = self._start + f"{block:010x}"
-            self._block = block
-        return self._started + _HEX[number & 255]
-
-    def texts(self, first: int, count: int) -> list[str]:
-        """So many texts from a number on."""
-        if first >> 8 == self._block == (first + count) >> 8:
-            started = self._started
-            return [started + _HEX[number & 255] for number in range(first, first + count)]
-        return [self.text(number) for number in range(first, first + count)]
 
 
 def md5(data: bytes) -> str:
@@ -117,7 +77,7 @@ class SqsQueue:
 
     __slots__ = ("bytes_max", "config", "id", "ids", "is_fifo", "name", "seal")
 
-    def __init__(self, queue: QueueView, seal: Seal, ids: Numbered) -> None:
+    def __init__(self, queue: QueueView, seal: Seal, ids: MessageIds) -> None:
         self.id = queue.id
         self.name = queue.name
         self.config: QueueConfig = queue.config
@@ -133,12 +93,8 @@ class ServiceBase:
     def __init__(self, shard: Shards, settings: SqsSettings) -> None:
         self.shard = shard
         self.limits = LIMITS[settings.limits]
-        self.urls = Urls()
-        self.arns = Arns(settings.region, settings.account)
-        self.account = settings.account
-        self._queues: dict[str, SqsQueue] = {}
-        """By URL. Not the queues themselves: one that is deleted must not stay because somebody knew it."""
-        self._numbered: dict[int, Numbered] = {}
+        self.arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
+        self.scopes = Scopes(self.arns)
         self._seals: dict[int, Seal] = {}
         self._recent = Recent()
         self._sender_attributes: dict[str, bytes | None] = {}
@@ -154,8 +110,9 @@ class ServiceBase:
         url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
-        known = self._queues.get(url)
-        name = self.urls.name(url) if known is None else known.name
+        scope = context.scope
+        known: SqsQueue | None = scope.queues.get(url)
+        name = scope.name(url) if known is None else known.name
         context.queue = name
         principal = context.principal
         if principal is not ANYBODY and not principal.may(name, kind):
@@ -168,9 +125,11 @@ class ServiceBase:
             broker.refuse_damaged(name)
             raise UnknownQueue(name, may_create)
         if known is None or known.config is not queue.config or known.id != queue.id:
-            if len(self._queues) >= _QUEUES_MAX:
-                self._queues.clear()
-            known = self._queues[url] = SqsQueue(queue, self.seal(queue.id), self.numbered(queue.id))
+            if len(scope.queues) >= _QUEUES_MAX:
+                scope.queues.clear()
+            known = SqsQueue(queue, self.seal(queue.id), self.message_ids(queue.id))
+            if len(url) <= URL_LENGTH_REMEMBERED_MAX:
+                scope.queues[url] = known
         return known
 
     async def make_known(self, name: str, may_create: bool) -> None:
@@ -186,17 +145,9 @@ class ServiceBase:
             self._sender_attributes[name] = encode_attributes({STORED_SENDER: name})
         return self._sender_attributes[name]
 
-    def numbered(self, queue_id: int) -> Numbered:
-        """The ids of a queue's messages, by sequence number: of those, only the last twelve digits differ."""
-        numbered = self._numbered.get(queue_id)
-        if numbered is None:
-            if len(self._numbered) >= _SEALS_MAX:
-                self._numbered.clear()
-            broker = self.shard.identity
-            start = broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-            beyond = partial(broker.message_id, queue_id)
-            numbered = self._numbered[queue_id] = Numbered(start, beyond)
-        return numbered
+    def message_ids(self, queue_id: int) -> MessageIds:
+        """The ids of a queue's messages, by sequence number."""
+        return message_ids(self.shard.identity.meta.realm, queue_id)
 
     def seal(self, queue_id: int) -> Seal:
         """What makes and reads a queue's receipts."""
@@ -221,7 +172,7 @@ class ServiceBase:
         url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
-        name = self.urls.name(url)
+        name = context.scope.name(url)
         self.check_rights(context, name, *kinds)
         return name
 
@@ -250,14 +201,20 @@ class ServiceBase:
         after: str = "",
         dead_letters_to: str | None = None,
     ) -> list[str]:
-        """Queues that the caller may know of, in order; at least so many, if there are."""
+        """Queues of the caller's account and region that it may know of, in order; at least so many, if there are. Or
+        the sources of a queue's dead letters, which are where that is.
+        """
         found: list[str] = []
         limit = min(max(enough, _NAMES_ASKED_MIN), _NAMES_ASKED)
         while len(found) < enough:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if context.principal.may_see(name)]
+            found += [
+                name
+                for name in page
+                if (dead_letters_to is not None or context.scope.has(name)) and context.principal.may_see(name)
+            ]
             if len(page) < limit:
                 break
             after = page[-1]

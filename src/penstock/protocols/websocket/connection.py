@@ -33,7 +33,7 @@ from websockets.server import ServerProtocol
 
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
 from penstock.server.settings import WebsocketSettings
-from penstock.wire.frames import Frames, binary_frame, binary_head
+from penstock.wire.frames import Frames, frame_head
 
 log = logging.getLogger("penstock.websocket")
 
@@ -179,7 +179,6 @@ class Connection:
     # -- what comes --
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._read_bytes += len(data)
         if self._later or self._messages or self.share.is_waiting:
             self._later += data
@@ -191,7 +190,10 @@ class Connection:
         frames = self._frames
         payloads, others, self._later = frames.split(data, FRAMES_AT_ONCE)
         for payload in payloads:
-            self._heard(payload)
+            if self.hear is None or self.close_sent or self._messages:
+                self._put(payload)
+            else:
+                self.hear(payload)
         if others:
             self._parse(others)
         if self.close_sent or self._transport.is_closing():
@@ -233,15 +235,10 @@ class Connection:
             message, self._fragments = b"".join(self._fragments), []
             if self._is_text:
                 self._put(message.decode("utf-8", "replace"))
+            elif self.hear is None or self.close_sent or self._messages:
+                self._put(message)
             else:
-                self._heard(message)
-
-    def _heard(self, payload: bytes) -> None:
-        hear = self.hear
-        if hear is None or self.close_sent or self._messages:
-            self._put(payload)
-        else:
-            hear(payload)
+                self.hear(message)
 
     def _put(self, message: bytes | str) -> None:
         if not self.close_sent:
@@ -355,10 +352,11 @@ class Connection:
 
     def write(self, frame: bytes) -> None:
         """Write a binary frame; only while `can_write`."""
+        head = frame_head(len(frame))
         if len(frame) < _LARGE_BYTES:
-            self._transport.write(binary_frame(frame))
+            self._transport.write(head + frame)
         else:
-            self._transport.writelines((binary_head(len(frame)), frame))
+            self._transport.writelines((head, frame))
 
     async def send(self, frame: bytes) -> None:
         """Write a binary frame when the client has read enough; `OSError` if it is gone."""
@@ -380,7 +378,6 @@ class Connection:
         self.answers.hold(self._unread_bytes)
 
     def resume_writing(self) -> None:
-        """The client has read."""
         self._pongs_unread = 0
         self.answers.let_go(self._unread_bytes)
         self._unread_bytes = 0
@@ -432,7 +429,6 @@ class Connection:
         self._abort_later()
 
     def leave(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
     def _end(self) -> None:

@@ -61,8 +61,8 @@ from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
-from penstock.server.session_end import end_session
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
+from penstock.server.shards import end_session
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
 from penstock.wire.packing import pack_reply

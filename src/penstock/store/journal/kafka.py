@@ -109,11 +109,9 @@ class Keys(Protocol):
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
-        ...
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
-        ...
 
 
 class KafkaJournal:
