@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.partition_map import PartitionMaps
 from tests.pages.browser import Browser
 from tests.pages.console import SOURCE, fill
 from tests.protocols.rest.serving import Server, needed
@@ -43,8 +44,8 @@ def packages() -> Path:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
-    def serve(text: str = "") -> Server:
-        started.append(Server(tmp_path / f"data-{len(started)}", text))
+    def serve(text: str = "", maps: PartitionMaps | None = None) -> Server:
+        started.append(Server(tmp_path / f"data-{len(started)}", text, maps))
         return started[-1]
 
     yield serve

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.core.commands import ListQueues
+from penstock.server.partition_map import PartitionMap
 from tests.pages.browser import Browser
 from tests.pages.console import (
     asked,
@@ -26,6 +27,7 @@ from tests.pages.console import (
     write,
 )
 from tests.protocols.rest.serving import Server
+from tests.server.serving import served
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -413,6 +415,38 @@ def test_the_cluster_page_of_a_server_that_is_alone(browser: Browser, server: Se
         assert page.complaints == []
 
 
+class TwoNodes:
+    """The map of a cluster of two nodes with four shards, one of which nobody serves."""
+
+    def current(self) -> PartitionMap:
+        urls = {"north": "http://127.0.0.1:1", "south": "http://127.0.0.1:2"}
+        return PartitionMap(7, "north", ("north", "south", "south", ""), urls)
+
+
+def test_the_cluster_page_shows_nodes_and_shards_and_gives_the_commands(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    with browser.open(f"{serve(maps=TwoNodes()).url}/#/cluster") as page:
+        shows(page, "2 nodes, 4 shards")
+        assert [row.split()[-2] for row in reads(page, ".nodes tbody tr")] == ["1", "2"]
+        assert "not served" in reads(page, ".shards tbody tr")[3]
+        press(page, "Drain…")
+        assert shown_command(page) == "penstock cluster drain north"
+        press(page, "Close", "dialog")
+        press(page, "Move…", ".shards")
+        write(page, "dialog select", "south")
+        page.until("document.querySelector('dialog .cli code').textContent === 'penstock cluster move 0 south'")
+
+
+def test_the_lookup_page_says_where_the_node_registers(browser: Browser, tmp_path: Path) -> None:
+    with (
+        served(tmp_path, "", "--lookup", "127.0.0.1:1") as node,
+        browser.open(f"http://127.0.0.1:{node.ports['http']}/#/lookup") as page,
+    ):
+        shows(page, "127.0.0.1:1")
+        shows(page, "not connected")
+
+
 def test_every_change_is_on_record(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/orders") as page:
         press(page, "Pause")
@@ -423,9 +457,7 @@ def test_every_change_is_on_record(browser: Browser, server: Server) -> None:
         assert "orders" in reads(page, ".audit tbody tr")[0]
 
 
-def test_the_page_goes_on_when_the_server_is_back(
-    browser: Browser, serve: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_the_page_goes_on_when_the_server_is_back(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     with browser.open(server.url) as page:
         shows(page, "Live")

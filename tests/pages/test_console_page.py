@@ -142,6 +142,27 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         assert offers(page, "Purge…")
 
 
+def test_a_read_only_console_offers_no_change_and_masked_bodies_say_so(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve("[console]\nread_only = true\nmask = ['[0-9]{16}']")
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json={"body": '{"card": "4111111111111111"}'})
+    with browser.open(server.url) as page:
+        shows(page, "read only")
+        shows(page, "orders")
+        assert not offers(page, "Create queue")
+        page.value("location.hash = '#/queues/orders/messages'")
+        page.until("!!document.querySelector('.messages tbody tr')")
+        assert not offers(page, "Send a message")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        shows(page, "Parts of this body are masked")
+        text = page.value("document.body.innerText")
+        assert "•••" in text
+        assert "4111" not in text
+        assert not offers(page, "Delete…", ".one")
+
+
 # -- how it looks ------------------------------------------------------------------------------------------------------
 
 PAGES = {
