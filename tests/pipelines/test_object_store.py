@@ -167,7 +167,7 @@ def test_a_pipeline_reads_writes_and_remembers_on_s3_and_nowhere_else(bucket: An
                 ps.queue(name).send_many([json.dumps({"order": number}).encode() for number in numbers])
             ran = pipeline("run", "orders.yaml", "--master", "local[2]", *settings, cwd=tmp_path / "run")
             assert ran.returncode == 0, ran.stderr[-4000:]
-        told = json.loads(pipeline("status", "orders.yaml", "--json", cwd=tmp_path / "run").stdout)[0]
+        told = json.loads(pipeline("status", "orders.yaml", "--json", cwd=tmp_path / "run").stdout)
     assert told["state"] == "done" and {query["last_batch"] for query in told["queries"]} == {1}
     delta = deltalake.DeltaTable(f"s3a://{BUCKET}/delta", storage_options=lake_options({})).to_pyarrow_table()
     assert sorted(delta["order"].to_pylist()) == list(range(20))

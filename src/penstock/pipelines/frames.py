@@ -299,7 +299,11 @@ def message_of(frame: Any) -> Any:
 
 
 def dead_letters(rejected: Any, pipeline: str, step: str) -> Any:
-    """Rows that failed as messages: the original body and group, and attributes that say why."""
+    """Rows that failed as dead letters: the original body and group, where they come from, and why they are here.
+
+    What they have behind them is what the engine's own dead letters have, so that whatever redrives those redrives
+    them. A row that no message is known of has attributes only.
+    """
     from pyspark.sql import functions as sql
 
     has = _fields_of_message(rejected)
@@ -328,7 +332,31 @@ def dead_letters(rejected: Any, pipeline: str, step: str) -> Any:
         )
         headers = sql.concat(own, headers.cast("array<struct<key:string,value:binary>>"))
     key = _part(rejected, "key").cast("binary") if "key" in has else sql.lit(None).cast("binary")
-    return rejected.select(body.alias("value"), key.alias("key"), headers.alias("headers"))
+    message = [body.alias("value"), key.alias("key"), headers.alias("headers")]
+    if not {"topic", "offset"} <= set(has):
+        return rejected.select(*message, *[sql.lit(None).cast(kind).alias(name) for name, kind in _BEHIND.items()])
+    origin = sql.struct(
+        _part(rejected, "topic").alias("queue"),
+        sql.lit(f"pipeline.{pipeline}").alias("channel"),
+        _part(rejected, "offset").cast("bigint").alias("offset"),
+        sql.lit("").alias("id"),
+    )
+    behind = {
+        "deadOrigin": origin,
+        "deadReason": sql.concat(sql.lit(f"{step}: "), sql.col(REASON)),
+        "attempts": sql.lit(1),
+        "timestamp": _part(rejected, "timestamp") if "timestamp" in has else sql.lit(None),
+    }
+    return rejected.select(*message, *[behind[name].cast(kind).alias(name) for name, kind in _BEHIND.items()])
+
+
+_BEHIND = {
+    "deadOrigin": "struct<queue:string,channel:string,offset:bigint,id:string>",
+    "deadReason": "string",
+    "attempts": "int",
+    "timestamp": "timestamp",
+}
+"""The columns of a dead letter, besides those of a message."""
 
 
 def _fields_of_message(frame: Any) -> list[str]:
