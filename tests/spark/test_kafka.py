@@ -220,7 +220,7 @@ def test_chunks_that_kafka_has_cleaned_away_are_looked_for_at_the_server_which_k
     assert reads(queues.server) == before + 1
     options = SourceOptions.parse({"url": queues.url, "subscribe": asked.queue, "readFrom": "kafka"}, streaming=True)
     with pytest.raises(DataLoss, match="messages 0 to 299"):
-        list(read_range(options, RangePartition(asked)))
+        list(read_range(options, ("value",), RangePartition(asked)))
 
 
 def test_a_chunk_that_is_not_found_in_kafka_comes_from_the_server_in_its_place(
