@@ -23,9 +23,7 @@ _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean"
 def generated() -> str:
     """The whole file."""
     services: Any = SimpleNamespace(shard=None, settings=SimpleNamespace(rest=None))
-    described = document(
-        list(operations_of(resources_of(services, penstock.__version__))), "", needs_credentials=False
-    )
+    described = document(list(operations_of(resources_of(services, penstock.__version__))), "", needs_credentials=False)
     shapes = (_interface(name, schema) for name, schema in sorted(described["components"]["schemas"].items()))
     rows = (
         _row(f"{method.upper()} {path}", operation)
@@ -47,8 +45,7 @@ def _interface(name: str, schema: Mapping[str, Any]) -> str:
 
 def _row(key: str, operation: Mapping[str, Any]) -> str:
     asked = [
-        f"{each['name']}{'' if each['required'] else '?'}: {_type(each['schema'])}"
-        for each in operation["parameters"]
+        f"{each['name']}{'' if each['required'] else '?'}: {_type(each['schema'])}" for each in operation["parameters"]
     ]
     body = operation.get("requestBody")
     if body is not None:
