@@ -31,6 +31,7 @@ from penstock.protocols.rest.app import resources_of
 from penstock.protocols.rest.operations import document, operations_of
 from penstock.protocols.rest.pages import EXPLAINED
 from penstock.protocols.rest.problems import RestError, code_of
+from penstock.protocols.sns.delivery import Deliveries
 from penstock.protocols.sqs.errors import KINDS, from_core
 from penstock.server.metrics import RequestMeter, queue_families, tally_families, traffic_families
 from penstock.server.node import Node
@@ -407,10 +408,16 @@ def metrics() -> str:
     router: Any = SimpleNamespace(forwarded={})
     store: Any = SimpleNamespace(_recording=(), _store=SimpleNamespace(stats=StoreStats()))
     listener: Any = SimpleNamespace(in_hand=0)
+    topics: Any = SimpleNamespace(counts={})
     sources: dict[str, tuple[str, list[Iterable[Any]]]] = {
         "Requests and connections": (
             "",
-            [RequestMeter().families(), http_families("rest", 0, HttpCounters()), nsq_families(nobody)],
+            [
+                RequestMeter().families(),
+                http_families("rest", 0, HttpCounters()),
+                nsq_families(nobody),
+                Deliveries.families(topics),
+            ],
         ),
         "All queues": ("", [traffic_families([]), tally_families(Tally())]),
         "Each queue and channel": (

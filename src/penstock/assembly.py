@@ -111,7 +111,10 @@ def sqs_header_check(services: Services) -> Handler:
 
 def sqs_handler(services: Services) -> Handler:
     """The SQS front end of a node, with SNS; what is published to its topics is delivered from here."""
-    front_end = SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget)
+    front_end = SqsFrontEnd(
+        services.shard, services.settings.sqs, services.credentials, services.budget, services.settings.sns
+    )
     if not services.shard.read_only:
         front_end.sns.deliveries.start()
+        services.metric_sources.append(front_end.sns.deliveries.families)
     return front_end.handle

@@ -8,18 +8,28 @@ import time
 from typing import Any
 
 from celery import Celery
+from kombu.common import Broadcast
+from kombu.transport import SQS
 
 SETTINGS = "COMPAT_CELERY_SETTINGS"
 RECORD = "COMPAT_CELERY_RECORD"
+BROADCASTS = "COMPAT_CELERY_BROADCASTS"
+
+if os.environ.get(BROADCASTS):
+    # kombu's transport has fan-out exchanges, and does not say so: Celery would leave remote control out
+    SQS.Transport.implements = SQS.Transport.implements.extend(exchange_type=frozenset({"direct", "topic", "fanout"}))
 
 app = Celery("compat")
 app.conf.update(
-    worker_enable_remote_control=False,
-    worker_prefetch_multiplier=4,
-    worker_hijack_root_logger=False,
-    task_ignore_result=True,
-    broker_connection_retry_on_startup=True,
-    **json.loads(os.environ.get(SETTINGS, "{}")),
+    {
+        "worker_enable_remote_control": False,
+        "worker_prefetch_multiplier": 4,
+        "worker_hijack_root_logger": False,
+        "task_ignore_result": True,
+        "broker_connection_retry_on_startup": True,
+        "task_queues": [Broadcast(name) for name in os.environ.get(BROADCASTS, "").split()] or None,
+        **json.loads(os.environ.get(SETTINGS, "{}")),
+    }
 )
 
 

@@ -21,8 +21,8 @@ REFUSED = 255
 class Cli:
     """`aws sqs ...` against one server, with nothing of the user's own settings."""
 
-    def __init__(self, server: Server, home: Path) -> None:
-        self._command = [sys.executable, "-m", "awscli", "--endpoint-url", server.url, "sqs"]
+    def __init__(self, server: Server, home: Path, service: str = "sqs") -> None:
+        self._command = [sys.executable, "-m", "awscli", "--endpoint-url", server.url, service]
         self._environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),

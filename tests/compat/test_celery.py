@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Exchange
 
 from tests.compat import celery_app
 from tests.compat.server import ROOT, Server, until
@@ -27,7 +28,9 @@ VISIBILITY_S = 3
 class Workers:
     """Celery's settings, the workers that follow them, and what their tasks recorded."""
 
-    def __init__(self, server: Server, directory: Path, options: dict[str, Any]) -> None:
+    def __init__(self, server: Server, directory: Path, options: dict[str, Any], **settings: Any) -> None:
+        self.broadcasts = ""
+        """Names of queues that every worker has one of its own of."""
         self._server = server
         self._directory = directory
         self._record = directory / "record"
@@ -35,6 +38,7 @@ class Workers:
         self._settings = {
             "broker_url": f"sqs://test:test@127.0.0.1:{server.port}//",
             "broker_transport_options": {"region": "us-east-1", "polling_interval": 0.1, **options},
+            **settings,
         }
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -46,6 +50,7 @@ class Workers:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             celery_app.SETTINGS: json.dumps(self._settings),
             celery_app.RECORD: str(self._record),
+            celery_app.BROADCASTS: self.broadcasts,
         }
         with (self._directory / name).open("wb") as log:
             worker = subprocess.Popen(
@@ -53,6 +58,10 @@ class Workers:
             )
         self.started.append(worker)
         return worker
+
+    def logs(self) -> list[str]:
+        """What each worker has said."""
+        return [(self._directory / f"worker-{number}").read_text() for number in range(len(self.started))]
 
     def sender(self) -> Celery:
         """An application that knows the tasks by name only, as the web server of a user might."""
@@ -72,11 +81,11 @@ class Workers:
 
 
 @pytest.fixture
-def workers(server: Server, tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Workers]]:
+def workers(server: Server, tmp_path: Path) -> Iterator[Callable[..., Workers]]:
     made: list[Workers] = []
 
-    def make(options: dict[str, Any]) -> Workers:
-        made.append(Workers(server, tmp_path, options))
+    def make(options: dict[str, Any], **settings: Any) -> Workers:
+        made.append(Workers(server, tmp_path, options, **settings))
         return made[-1]
 
     yield make
@@ -95,7 +104,7 @@ def is_empty(sqs: Any, url: str) -> bool:
 
 
 def test_two_workers_share_queues_that_they_create(
-    server: Server, sqs: Any, name: str, workers: Callable[[dict[str, Any]], Workers]
+    server: Server, sqs: Any, name: str, workers: Callable[..., Workers]
 ) -> None:
     prefix = f"{name}-"
     crew = workers({"queue_name_prefix": prefix, "visibility_timeout": 600})
@@ -136,7 +145,7 @@ def test_two_workers_share_queues_that_they_create(
 
 
 def test_a_task_whose_worker_is_killed_comes_to_another(
-    server: Server, sqs: Any, name: str, workers: Callable[[dict[str, Any]], Workers]
+    server: Server, sqs: Any, name: str, workers: Callable[..., Workers]
 ) -> None:
     url = sqs.create_queue(QueueName=name, Attributes={"VisibilityTimeout": str(VISIBILITY_S)})["QueueUrl"]
     crew = workers({"predefined_queues": {"jobs": {"url": url}}})
@@ -155,3 +164,20 @@ def test_a_task_whose_worker_is_killed_comes_to_another(
     assert int(ended_pid) in later_pids
     until(lambda: is_empty(sqs, url))
     assert {int(words[0]) for words in crew.lines("note")} == set(range(20))
+
+
+def test_remote_control_and_broadcasts_reach_every_worker_through_sns(
+    server: Server, name: str, workers: Callable[..., Workers]
+) -> None:
+    options = {"queue_name_prefix": f"{name}-", "supports_fanout": True, "visibility_timeout": 600}
+    crew = workers(options, worker_enable_remote_control=True)
+    crew.broadcasts = "news"
+    pids = [crew.start("--pool", "solo", "--loglevel", "info").pid for _ in range(2)]
+    until(lambda: all("ready." in log for log in crew.logs()), 90)
+    app = crew.sender()
+    news = Exchange("news", type="fanout")
+    app.send_task(task("note"), (7,), exchange=news, exchange_type="fanout", routing_key="", declare=[news])
+    until(lambda: len(crew.lines("note")) >= 2)
+    assert {int(words[1]) for words in crew.lines("note")} == set(pids)
+    app.control.broadcast("shutdown")  # replies would need bindings, which kombu keeps in its own process
+    assert [worker.wait(60) for worker in crew.started] == [0, 0]

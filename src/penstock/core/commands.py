@@ -1093,6 +1093,8 @@ class Offsets(msgspec.Struct):
     """Up to where one may read; `end` when no `bytes_max` was given."""
     partitions: int = 1
     """Over how many shards the queue is spread: the others have messages of their own."""
+    after_ms: int | None = None
+    """When the first message from `after` on was sent; None when there is none."""
 
     @property
     def partition(self) -> int:

@@ -184,6 +184,43 @@ class SqsSettings(_Section, frozen=True):
     ] = False
 
 
+class SnsSettings(_Section, frozen=True):
+    """How SNS, on the port of SQS, delivers to HTTP(S) endpoints, and signs."""
+
+    http_targets: Annotated[
+        list[str],
+        Setting(
+            "Hosts that may be called for HTTP(S) subscriptions, besides loopback addresses: names, `*.example.org`, "
+            "addresses, networks, or `*` for all. By default nothing leaves the machine."
+        ),
+    ] = []
+    http_timeout_s: Annotated[
+        float, Setting("How long an endpoint has to take a message and to answer.", above=0, high=300)
+    ] = 15.0
+    http_ca: Annotated[
+        str | None, Setting("A PEM file: who signs the certificates of HTTPS endpoints. None: whom the system trusts.")
+    ] = None
+    sign: Annotated[
+        Literal["all", "http"],
+        Setting(
+            "Which envelopes are signed: all, as on AWS, or those to HTTP(S) endpoints. A signature takes about a "
+            "millisecond for each message, however many are subscribed. It needs `pip install penstock[sns]`."
+        ),
+    ] = "all"
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first of `http_targets` that is no host."""
+        for target in self.http_targets:
+            try:
+                ipaddress.ip_network(target, strict=False)
+            except ValueError:
+                if target != EVERY_HOST and not _HOST.fullmatch(target):
+                    raise InvalidSettings(
+                        f"[sns] http_targets has {target!r}: give a host's name without scheme and port, "
+                        "'*.example.org', an address, a network as in '10.0.0.0/8', or '*'"
+                    ) from None
+
+
 class HandshakeRule(_Section, frozen=True):
     """Channels whose messages are confirmed in two steps: a `[[nsq.handshake]]` table. Patterns are as in a shell."""
 
@@ -678,6 +715,7 @@ class Settings(_Section, frozen=True):
     server: ServerSettings = ServerSettings()
     http: HttpLimits = HttpLimits()
     sqs: SqsSettings = SqsSettings()
+    sns: SnsSettings = SnsSettings()
     nsq: NsqSettings = NsqSettings()
     lookup: LookupSettings = LookupSettings()
     rest: RestSettings = RestSettings()
@@ -761,6 +799,7 @@ class Settings(_Section, frozen=True):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
         if not is_account(self.sqs.account):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
+        self.sns.check()
         self._check_nsq()
         self._check_rest()
         self.metrics.check()

@@ -12,10 +12,10 @@ from tests.compat.server import REGION, Server, serving
 _names = itertools.count(1)
 
 
-def sns_client(server: Server, access_key: str = "test", secret_key: str = "test") -> Any:
+def sns_client(server: Server, access_key: str = "test", secret_key: str = "test", service: str = "sns") -> Any:
     """boto3, as anybody would use it."""
     return boto3.client(
-        "sns",
+        service,
         endpoint_url=server.url,
         region_name=REGION,
         aws_access_key_id=access_key,

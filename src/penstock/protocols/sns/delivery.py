@@ -1,86 +1,141 @@
-"""From a topic to the queues that are subscribed to it.
+"""From a topic to those that are subscribed to it.
 
 How it works. The process that owns a topic's queue has a task for each of its subscriptions. The task receives from the
-subscription's channel, makes what the subscriber shall get, and settles both in one unit of work: the ack in the
-channel and the send to the subscribed queue are one commit, so each message arrives once. If the queue is in another
-shard, the send goes through the outbox.
+subscription's channel and makes what the subscriber shall get. For a queue, both are settled in one unit of work: the
+ack in the channel and the send to the subscribed queue are one commit, so each message arrives once. If the queue is in
+another shard, the send goes through the outbox. For an HTTP(S) endpoint see `http_delivery.py`. What other protocols
+would have got is counted.
 
 Nobody tells a process that a shard has become its own. So it looks for topics every `_SCAN_S` seconds, and at once when
 a channel comes. A subscription is written down before its channel is made and forgotten before its channel is deleted:
-a channel without a subscription is left over from a crash, and goes.
+a channel without a subscription is left over from a crash, and goes. A subscription that is not confirmed has no
+channel; one that nobody confirms in time goes.
+
+A replay has a channel and a task of its own. While it lasts, the task of the subscription waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from datetime import UTC, datetime
-from typing import Any
-from urllib.parse import quote
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
 
-from penstock.core.commands import Ack, CatalogEvent, CommitWork, CreateChannel, DeleteChannel, Delivery, Receive, Send
+from penstock.core.commands import (
+    Ack,
+    AckConsumer,
+    CatalogEvent,
+    CommitWork,
+    CreateChannel,
+    DeleteChannel,
+    Delivery,
+    FindOffsets,
+    GiveBack,
+    Offsets,
+    Receive,
+    Release,
+    Send,
+    Span,
+)
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, QueueNotFound
-from penstock.core.queues.attributes import AttributeValue, decode_attributes, encode_attributes
-from penstock.protocols.sns.filters import Filter, attribute_values, body_values, compile_policy
+from penstock.core.queues.attributes import encode_attributes
+from penstock.protocols.sns.archive import archived_ms
+from penstock.protocols.sns.delivery_policy import RetryPolicy, retry_policy
+from penstock.protocols.sns.envelope import Envelopes, Outgoing, Ticket, confirmation, seal
+from penstock.protocols.sns.filters import Filter, compile_policy
+from penstock.protocols.sns.http_delivery import AT_ONCE, Failed, HttpPoster, Pace, headers_of
+from penstock.protocols.sns.signing import Signatures, Signer
 from penstock.protocols.sns.topics import (
+    ARCHIVE,
     CHANNEL_PREFIX,
+    NOT_SENT,
     PREFIX,
-    STRUCTURE,
-    SUBJECT,
+    REPLAY_SUFFIX,
     SUBSCRIPTION_LABEL,
+    TO_HTTP,
     Subscription,
+    Topic,
+    Topics,
     subscription_of,
+    topic_of,
+    without,
 )
 from penstock.protocols.sqs.errors import SqsError
-from penstock.protocols.sqs.message_attributes import STORED_SENDER, STORED_TRACE_HEADER, from_stored
 from penstock.protocols.sqs.names import Arns
-from penstock.protocols.sqs.service import sequence_number
+from penstock.server.settings import SnsSettings
 from penstock.server.shard import ShardClosed
-from penstock.server.shards import Shards
+from penstock.server.shards import QueueView, Shards
 
 log = logging.getLogger("penstock.sns")
 
 _SCAN_S = 2.0
+_TRIM_SCANS = 30
+"""An archive's old messages go once in so many scans."""
 _RUN_MAX = 500
 _WAIT_MS = 20_000
-_GATHER_S = 0.02
-"""After a delivery, before the next: what is published meanwhile goes in one unit of work."""
+_GATHER_S_MIN, _GATHER_S_MAX, _GATHER_S_EACH = 0.02, 0.1, 0.005
+"""After a delivery, before the next: what is published meanwhile goes in one unit of work. The more are subscribed, the
+more units of work there are, and the longer it is. What comes after a silence does not wait."""
 _PAUSE_S = 1.0
 """After an error of the store, before the next try."""
-_RAW_ATTRIBUTES_MAX = 10
-
-
-class Outgoing(msgspec.Struct):
-    """A message as a subscriber gets it."""
-
-    body: bytes
-    attributes: dict[str, AttributeValue]
-    group: str | None
-    dedup_id: str | None
-    refusal: str = ""
-    """Why it cannot be delivered."""
+_REPLAY_POLL_S = 0.1
+_SIGNED_AT_ONCE = 8
+"""A signature takes a millisecond: after so many, others get their turn."""
+_LEASE_SPARE_S = 5.0
+"""Beyond the time that an endpoint has. What a crashed process was posting is posted again after both."""
 
 
 class Deliveries:
     """Delivers what is published to the topics of this process, from `start` until the shard is closed."""
 
-    def __init__(self, shard: Shards, topic_arn_prefix: str, arns: Arns) -> None:
+    def __init__(self, shard: Shards, topics: Topics, topic_arn_prefix: str, arns: Arns, settings: SnsSettings) -> None:
         self._shard = shard
+        self._topics = topics
         self._topic_arn_prefix = topic_arn_prefix
         self._arns = arns
+        self._settings = settings
+        self._signatures = Signatures()
+        self.poster = HttpPoster(settings)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Messages, by the protocol of the subscription and what became of them."""
         self._tasks: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self._left_over: set[tuple[str, str]] = set()
         """Channels without a subscription, as seen by the last scan."""
         self._scan_is_due = False
+        self._scans = 0
 
     def start(self) -> None:
         """Begin, in the running loop."""
         self._shard.listeners.append(self._on_event)
         self._scan()
         self._scan_later()
+
+    def families(self) -> Iterator[Metric]:
+        """What was counted, for the metrics."""
+        family = CounterMetricFamily(
+            "penstock_sns_notifications",
+            "Messages of topics, by the protocol of the subscription and what became of them.",
+            labels=("protocol", "outcome"),
+        )
+        for labels, count in sorted(self.counts.items()):
+            family.add_metric(labels, count)
+        yield family
+
+    async def signer(self) -> Signer | None:
+        """What signs messages; None if there is nothing to sign with."""
+        return await self._signatures.signer(self._shard.identity.meta.secret)
+
+    def _in_background(self, work: asyncio.Task[None]) -> None:
+        self._sending.add(work)
+        work.add_done_callback(self._sending.discard)
+
+    # -- which topics and subscriptions are ours --
 
     def _on_event(self, event: CatalogEvent) -> None:
         if event.queue.startswith(PREFIX) and not self._scan_is_due:
@@ -91,13 +146,15 @@ class Deliveries:
         asyncio.get_running_loop().call_later(_SCAN_S, self._scan_in_turn)
 
     def _scan_in_turn(self) -> None:
-        self._left_over = self._scan()
+        self._scans += 1
+        self._left_over = self._scan(in_turn=True)
         self._scan_later()
 
-    def _scan(self) -> set[tuple[str, str]]:
+    def _scan(self, *, in_turn: bool = False) -> set[tuple[str, str]]:
         """Start what is missing. Returns the channels that have no subscription; twice in a row, and they go."""
         self._scan_is_due = False
         left_over: set[tuple[str, str]] = set()
+        loop = asyncio.get_running_loop()
         try:
             queues = self._shard.identity.local_queues
             names = [name for name in self._shard.identity.part_names() if name.startswith(PREFIX)]
@@ -107,21 +164,50 @@ class Deliveries:
             queue = queues.get(name)
             if queue is None:
                 continue
-            for label in queue.config.labels:
+            labels = queue.config.labels
+            for label in labels:
                 if label.startswith(SUBSCRIPTION_LABEL):
-                    key = (queue.id, label.removeprefix(SUBSCRIPTION_LABEL))
-                    if key not in self._tasks:
-                        task = asyncio.get_running_loop().create_task(self._deliver_all(name, *key))
-                        self._tasks[key] = task
-                        task.add_done_callback(lambda _task, key=key: self._tasks.pop(key, None))  # type: ignore[misc]
+                    self._take_up(name, queue, label.removeprefix(SUBSCRIPTION_LABEL), in_turn)
             for channel in queue.channels:
                 if channel.startswith(CHANNEL_PREFIX):
-                    label = SUBSCRIPTION_LABEL + channel.removeprefix(CHANNEL_PREFIX)
-                    if label not in queue.config.labels:
+                    subscription_id = channel.removeprefix(CHANNEL_PREFIX).removesuffix(REPLAY_SUFFIX)
+                    found = subscription_of(labels, subscription_id)
+                    if found is None or (channel.endswith(REPLAY_SUFFIX) and not _is_replaying(found)):
                         left_over.add((name, channel))
+            if in_turn and self._scans % _TRIM_SCANS == 0:
+                topic = topic_of(labels)
+                if topic is not None and topic.archived_since_ms:
+                    self._in_background(loop.create_task(self._trim(name, topic)))
         for name, channel in left_over & self._left_over:
-            asyncio.get_running_loop().create_task(self._delete(name, channel))
+            self._in_background(loop.create_task(self._delete(name, channel)))
         return left_over
+
+    def _take_up(self, name: str, queue: QueueView, subscription_id: str, in_turn: bool) -> None:
+        """Start the tasks of a subscription, as far as they do not run."""
+        loop = asyncio.get_running_loop()
+        wanted = [] if (queue.id, subscription_id) in self._tasks else [subscription_id]
+        replay = subscription_id + REPLAY_SUFFIX
+        if CHANNEL_PREFIX + replay in queue.channels and (queue.id, replay) not in self._tasks:
+            wanted.append(replay)
+        if not wanted:
+            return
+        found = subscription_of(queue.config.labels, subscription_id)
+        if found is None:
+            return
+        if found.is_pending:
+            if in_turn and found.is_expired(self._shard.now_ms()):
+                self._in_background(loop.create_task(self._forget(name, subscription_id)))
+            return
+        for each in wanted:
+            key = (queue.id, each)
+            if each == subscription_id:
+                task = loop.create_task(self._deliver_all(name, *key))
+            elif _is_replaying(found):
+                task = loop.create_task(self._replay(name, queue.id, subscription_id))
+            else:
+                continue
+            self._tasks[key] = task
+            task.add_done_callback(lambda _task, key=key: self._tasks.pop(key, None))  # type: ignore[misc]
 
     async def _delete(self, name: str, channel: str) -> None:
         try:
@@ -129,39 +215,62 @@ class Deliveries:
         except PenstockError as error:
             log.info("the channel %s of %s is left over, and stays for now: %s", channel, name, error)
 
+    async def _forget(self, name: str, subscription_id: str) -> None:
+        """Nobody has confirmed a subscription."""
+        try:
+            await self._topics.change(name, partial(without, subscription_id=subscription_id))
+        except (PenstockError, SqsError) as error:
+            log.info("%s: a subscription that nobody confirmed stays for now: %s", name, error)
+
+    async def _trim(self, name: str, topic: Topic) -> None:
+        """The archive begins where its retention period does."""
+        try:
+            since_ms = self._shard.now_ms() - archived_ms(topic.attributes.get("ArchivePolicy", ""))
+            found: Offsets = await self._shard.call(FindOffsets(queue=name, times_ms=(since_ms,)))
+            offset = max(found.at_times[0], found.first)
+            await self._shard.call(AckConsumer(queue=name, consumer=ARCHIVE, offset=offset))
+        except PenstockError as error:
+            log.info("the archive of %s keeps its old messages for now: %s", name, error)
+
+    # -- one subscription --
+
     async def _deliver_all(self, name: str, queue_id: int, subscription_id: str) -> None:
         """Deliver to one subscription until it is gone, or the topic is another process's."""
         channel = CHANNEL_PREFIX + subscription_id
-        known: Subscription | None = None
-        wanted: Filter | None = None
+        worker = _Worker(self, name, subscription_id, channel)
         is_new = True
         while True:
             try:
                 queue = self._shard.identity.local_queues.get(name)
                 if queue is None or queue.id != queue_id:
                     return
-                if subscription_of(queue.config.labels, subscription_id) is None:
+                found = subscription_of(queue.config.labels, subscription_id)
+                if found is None or found.is_pending:
                     return
                 if is_new:
                     await self._shard.call(CreateChannel(queue=name, channel=channel, start="tail"))
                     is_new = False
-                delivery: Delivery | None = await self._shard.call(
-                    Receive(queue=name, channel=channel, limit=_RUN_MAX, wait_ms=_WAIT_MS)
-                )
-                if delivery is None or delivery.error is not None or not delivery.runs:
+                    if self._is_signed(found):
+                        await self.signer()  # so that the first message need not wait for the key
+                if _is_replaying(found):
+                    await asyncio.sleep(_REPLAY_POLL_S)
+                    continue
+                delivery = await worker.receive(found, _WAIT_MS)
+                if delivery is None:
                     continue
                 # as it is now: it may have been changed while we waited
                 queue = self._shard.identity.local_queues.get(name)
                 found = None if queue is None else subscription_of(queue.config.labels, subscription_id)
                 if queue is None or found is None:
                     continue
-                if found != known:
-                    known, wanted = found, filter_of(found)
-                arn = self._topic_arn_prefix + name.removeprefix(PREFIX)
-                outgoing = self._outgoing(delivery, found, wanted, f"{arn}:{subscription_id}", queue.config.is_fifo)
-                spans = [span for run in delivery.runs for span in run.spans()]
-                await self._settle(Ack(queue=name, channel=channel, spans=spans), found, outgoing)
-                await asyncio.sleep(_GATHER_S)
+                if _is_replaying(found):
+                    spans = [span for run in delivery.runs for span in run.spans()]
+                    await self._shard.call(
+                        GiveBack(queue=name, channel=channel, spans=spans, received_ms=delivery.received_ms)
+                    )
+                    continue
+                await worker.deliver(delivery, queue, found)
+                await asyncio.sleep(gather_s(len(queue.channels)))
             except ShardClosed:
                 return
             except NotFound:
@@ -174,73 +283,61 @@ class Deliveries:
                 log.exception("%s: a delivery to %s failed", name, subscription_id)
                 await asyncio.sleep(_PAUSE_S)
 
-    def _outgoing(
-        self, delivery: Delivery, found: Subscription, wanted: Filter | None, arn: str, is_fifo: bool
-    ) -> list[Outgoing]:
-        """What the subscriber gets of a delivery."""
-        is_raw = found.attributes.get("RawMessageDelivery") == "true"
-        of_body = found.attributes.get("FilterPolicyScope") == "MessageBody"
-        made: list[Outgoing] = []
-        for run in delivery.runs:
-            chunk = run.chunk
-            for index in range(run.start, run.stop):
-                body, stored = chunk.body(index), decode_attributes(chunk.attributes(index))
-                typed = from_stored(stored, lambda _name: True)
-                subject, structure = stored.get(SUBJECT), stored.get(STRUCTURE)
-                typed = {name: value for name, value in typed.items() if name not in (SUBJECT, STRUCTURE)}
-                if structure == "json":
-                    by_protocol = msgspec.json.decode(body)
-                    body = str(by_protocol.get("sqs", by_protocol["default"])).encode()
-                if wanted is not None:
-                    seen = (
-                        body_values(body)
-                        if of_body
-                        else attribute_values(
-                            {
-                                name: (value.data_type or "String", value.string_value or value.binary_value or "")
-                                for name, value in typed.items()
-                            }
-                        )
-                    )
-                    if seen is None or not wanted(seen):
+    async def _replay(self, name: str, queue_id: int, subscription_id: str) -> None:
+        """Deliver archived messages once more, then let the subscription go on."""
+        channel = CHANNEL_PREFIX + subscription_id + REPLAY_SUFFIX
+        worker = _Worker(self, name, subscription_id, channel)
+        while True:
+            try:
+                queue = self._shard.identity.local_queues.get(name)
+                if queue is None or queue.id != queue_id:
+                    return
+                found = subscription_of(queue.config.labels, subscription_id)
+                if found is None or found.replay is None or found.replay.is_over:
+                    return
+                replay = found.replay
+                delivery = await worker.receive(found, 0)
+                if delivery is not None:
+                    await worker.deliver(delivery, queue, found, replay.id, replay.stop)
+                    if all(run.first + run.count < replay.stop for run in delivery.runs):
                         continue
-                sequence = chunk.base + index
-                group, dedup_id = chunk.group(index), chunk.dedup_id(index)
-                if is_fifo and dedup_id is None:
-                    dedup_id = hashlib.sha256(chunk.body(index)).hexdigest()
-                passed = {name: stored[name] for name in (STORED_TRACE_HEADER, STORED_SENDER) if name in stored}
-                if is_raw:
-                    too_many = len(typed) > _RAW_ATTRIBUTES_MAX
-                    refusal = "raw messages have at most 10 attributes" if too_many else ""
-                    passed |= {name: stored[name] for name in typed}
-                    made.append(Outgoing(body, passed, group, dedup_id, refusal))
-                    continue
-                envelope: dict[str, Any] = {
-                    "Type": "Notification",
-                    "MessageId": self._shard.identity.message_id(delivery.queue_id, sequence),
-                }
-                if is_fifo:
-                    envelope["SequenceNumber"] = sequence_number(sequence)
-                envelope["TopicArn"] = arn.rpartition(":")[0]
-                if subject is not None:
-                    envelope["Subject"] = subject
-                sent = datetime.fromtimestamp(chunk.sent_ms / 1_000, UTC)
-                envelope["Message"] = body.decode("utf-8", "replace")
-                envelope["Timestamp"] = sent.strftime("%Y-%m-%dT%H:%M:%S.") + f"{chunk.sent_ms % 1_000:03d}Z"
-                envelope["UnsubscribeURL"] = f"{found.url}/?Action=Unsubscribe&SubscriptionArn={quote(arn, safe=':')}"
-                if typed:
-                    envelope["MessageAttributes"] = {
-                        name: {
-                            "Type": value.data_type,
-                            "Value": value.string_value if value.string_value is not None else value.binary_value,
-                        }
-                        for name, value in typed.items()
-                    }
-                made.append(Outgoing(msgspec.json.encode(envelope), passed, group, dedup_id))
-        return made
 
-    async def _settle(self, ack: Ack, found: Subscription, outgoing: list[Outgoing]) -> None:
-        """Ack what was received, and send what comes of it, in one commit."""
+                def end(subscription: Subscription, replay_id: str = replay.id) -> None:
+                    if subscription.replay is not None and subscription.replay.id == replay_id:
+                        subscription.replay.is_over = True
+
+                await self._topics.change_subscription(name, subscription_id, end)
+                await self._shard.call(DeleteChannel(queue=name, channel=channel, purge_last=True))
+                return
+            except (ShardClosed, NotFound, SqsError):
+                return  # a scan takes it up again if there is anything left to do
+            except PenstockError as error:
+                log.info("%s: the replay for %s is tried again: %s", name, subscription_id, error)
+                await asyncio.sleep(_PAUSE_S)
+
+    def _is_signed(self, found: Subscription) -> bool:
+        if found.is_raw or found.protocol in NOT_SENT:
+            return False
+        return found.protocol in TO_HTTP or self._settings.sign == "all"
+
+    async def envelopes(
+        self, found: Subscription, wanted: Filter | None, arn: str, delivery: Delivery, queue: QueueView, topic: Topic
+    ) -> Envelopes:
+        """What makes the messages of a subscription."""
+        return Envelopes(
+            found,
+            wanted,
+            arn,
+            is_fifo=queue.config.is_fifo,
+            signer=await self.signer() if self._is_signed(found) else None,
+            version=topic.attributes.get("SignatureVersion") or "1",
+            message_id=partial(self._shard.identity.message_id, delivery.queue_id),
+        )
+
+    # -- to queues --
+
+    async def settle(self, ack: Ack, found: Subscription, outgoing: list[Outgoing]) -> None:
+        """Ack what was received, and send what comes of it to a queue, in one commit."""
         good = [each for each in outgoing if not each.refusal]
         bad = [each for each in outgoing if each.refusal]
         sends: list[Send] = []
@@ -250,22 +347,28 @@ class Deliveries:
                 sends.append(self._send(found.target, good))
             else:
                 bad += [msgspec.structs.replace(each, refusal="the queue does not exist") for each in good]
+                good = []
         if bad:
-            sends += await self._dead_letters(found, bad)
+            sends += await self.dead_letters(found, bad)
         try:
             await self._shard.call(CommitWork(acks=[ack], sends=sends))
         except (QueueNotFound, InvalidRequest) as error:
             # The queue has gone meanwhile, or does not take one of them. Which one? They are tried one by one, and the
             # ack comes last: so this rare way delivers at least once.
+            refused: list[Outgoing] = []
             for each in good:
                 try:
                     await self._shard.call(self._send(found.target, [each]))
-                except (QueueNotFound, InvalidRequest) as refused:
-                    bad.append(msgspec.structs.replace(each, refusal=str(refused)))
+                except (QueueNotFound, InvalidRequest) as reason:
+                    refused.append(msgspec.structs.replace(each, refusal=str(reason)))
             log.info("%s does not take a message: %s", found.target, error)
-            await self._shard.call(CommitWork(acks=[ack], sends=await self._dead_letters(found, bad)))
+            bad += refused
+            await self._shard.call(CommitWork(acks=[ack], sends=await self.dead_letters(found, bad)))
+            self.counts[found.protocol, "delivered"] -= len(refused)
+        self.counts[found.protocol, "delivered"] += len(good)
+        self.counts[found.protocol, "failed"] += len(bad)
 
-    async def _dead_letters(self, found: Subscription, bad: list[Outgoing]) -> list[Send]:
+    async def dead_letters(self, found: Subscription, bad: list[Outgoing]) -> list[Send]:
         """The sends to the dead-letter queue of a subscription, if it has one that is there."""
         policy = msgspec.json.decode(found.attributes.get("RedrivePolicy") or "{}")
         target = self._arns.name(policy.get("deadLetterTargetArn", "")) if isinstance(policy, dict) else None
@@ -276,7 +379,13 @@ class Deliveries:
             return []
         told = [
             msgspec.structs.replace(
-                each, attributes={**each.attributes, "ErrorCode": "InvalidParameter", "ErrorMessage": each.refusal}
+                each,
+                attributes={
+                    **each.attributes,
+                    "RequestID": str(uuid.uuid4()),
+                    "ErrorCode": "InvalidParameter" if each.attempt == 1 else "DeliveryFailed",
+                    "ErrorMessage": each.refusal,
+                },
             )
             for each in bad
         ]
@@ -293,6 +402,173 @@ class Deliveries:
             create=False,
         )
 
+    # -- confirmations --
+
+    def confirm(self, kind: str, queue_id: int, queue: str, subscription_id: str, found: Subscription) -> None:
+        """Send a confirmation to an HTTP(S) endpoint, in the background. Nobody is mailed: the log has the link."""
+        work = self._confirm(kind, queue_id, queue, subscription_id, found)
+        self._in_background(asyncio.get_running_loop().create_task(work))
+
+    async def _confirm(self, kind: str, queue_id: int, queue: str, subscription_id: str, found: Subscription) -> None:
+        arn = f"{self._topic_arn_prefix}{queue.removeprefix(PREFIX)}:{subscription_id}"
+        restored = found if kind == "UnsubscribeConfirmation" else None
+        now_ms = self._shard.now_ms()
+        token = seal(Ticket(queue_id, subscription_id, now_ms, restored), self._shard.identity.meta.secret)
+        if found.protocol not in TO_HTTP:
+            topic_arn = arn.rpartition(":")[0]
+            url = f"{found.url}/?Action=ConfirmSubscription&TopicArn={topic_arn}&Token={token}"
+            log.info("%s is not told of its subscription to %s: to confirm it, visit %s", found.endpoint, queue, url)
+            return
+        try:
+            known = self._shard.identity.queues.get(queue)
+            topic = (None if known is None else topic_of(known.config.labels)) or Topic()
+            version = topic.attributes.get("SignatureVersion") or "1"
+            signer = await self.signer()
+            message_id = str(uuid.uuid4())
+            body = confirmation(kind, message_id, arn, token, found.url, now_ms, signer, version)
+            policy = _policy_of(topic, found)
+            headers = headers_of(kind, message_id, arn, policy.content_type)
+            for attempt in range(1, 102):
+                try:
+                    await self.poster.post(found.endpoint, headers, body)
+                except Failed as error:
+                    wait_s = None if error.is_final else policy.wait_s(attempt)
+                    if wait_s is None:
+                        log.warning("%s does not take a %s of %s: %s", found.endpoint, kind, queue, error)
+                        return
+                    await asyncio.sleep(wait_s)
+                else:
+                    return
+        except (PenstockError, SqsError) as error:
+            log.warning("%s gets no %s of %s: %s", found.endpoint, kind, queue, error)
+
+
+class _Worker:
+    """Receives for one subscription, and delivers."""
+
+    def __init__(self, deliveries: Deliveries, name: str, subscription_id: str, channel: str) -> None:
+        self._deliveries = deliveries
+        self._shard = deliveries._shard
+        self._name = name
+        self._arn = f"{deliveries._topic_arn_prefix}{name.removeprefix(PREFIX)}:{subscription_id}"
+        self._channel = channel
+        self._known: Subscription | None = None
+        self._wanted: Filter | None = None
+        self._pace = Pace()
+        self._per_second: int | None = None
+
+    async def receive(self, found: Subscription, wait_ms: int) -> Delivery | None:
+        """Messages of the channel; None if there are none."""
+        limit, lease_ms = _RUN_MAX, None
+        if found.protocol in TO_HTTP:
+            limit = min(AT_ONCE, self._per_second or AT_ONCE)
+            lease_ms = round((self._deliveries._settings.http_timeout_s + _LEASE_SPARE_S) * 1_000)
+        delivery: Delivery | None = await self._shard.call(
+            Receive(queue=self._name, channel=self._channel, limit=limit, wait_ms=wait_ms, lease_ms=lease_ms)
+        )
+        return delivery if delivery is not None and delivery.error is None and delivery.runs else None
+
+    async def deliver(
+        self,
+        delivery: Delivery,
+        queue: QueueView,
+        found: Subscription,
+        replay_id: str = "",
+        stop: int | None = None,
+    ) -> None:
+        """Deliver what was received, and settle it."""
+        deliveries = self._deliveries
+        if found != self._known:
+            self._known, self._wanted = found, filter_of(found)
+        topic = topic_of(queue.config.labels) or Topic()
+        envelopes = await deliveries.envelopes(found, self._wanted, self._arn, delivery, queue, topic)
+        outgoing: list[Outgoing] = []
+        for each in envelopes.of(delivery.runs, replay_id, stop):
+            outgoing.append(each)
+            if len(outgoing) % _SIGNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if delivery.count > len(outgoing):
+            deliveries.counts[found.protocol, "filtered"] += delivery.count - len(outgoing)
+        spans = [span for run in delivery.runs for span in run.spans()]
+        ack = Ack(queue=self._name, channel=self._channel, spans=spans)
+        if found.protocol in TO_HTTP:
+            await self._post_all(delivery, found, _policy_of(topic, found), outgoing)
+        elif found.protocol in NOT_SENT:
+            await self._shard.call(ack)
+            deliveries.counts[found.protocol, "not_sent"] += len(outgoing)
+        else:
+            await deliveries.settle(ack, found, outgoing)
+
+    async def _post_all(
+        self, delivery: Delivery, found: Subscription, policy: RetryPolicy, outgoing: list[Outgoing]
+    ) -> None:
+        self._per_second = policy.per_second
+        failures = await asyncio.gather(*(self._post(found, policy, each) for each in outgoing))
+        failed = {each.sequence: error for each, error in zip(outgoing, failures, strict=True) if error is not None}
+        done: list[Span] = []
+        buried: list[Outgoing] = []
+        for run in delivery.runs:
+            if not failed:
+                done += run.spans()
+                continue
+            attempts = run.attempts
+            for index in range(run.count):
+                sequence, attempt = run.first + index, int(attempts[index])
+                error = failed.get(sequence)
+                wait_s = None if error is None or error.is_final else policy.wait_s(attempt)
+                if error is not None and wait_s is not None:
+                    self._deliveries.counts[found.protocol, "retried"] += 1
+                    await self._shard.call(
+                        Release(
+                            queue=self._name,
+                            channel=self._channel,
+                            spans=[Span(sequence, sequence, attempt)],
+                            delay_ms=round(wait_s * 1_000),
+                            error=str(error),
+                        )
+                    )
+                    continue
+                done.append(Span(sequence, sequence, attempt))
+                if error is not None:
+                    (lost,) = (each for each in outgoing if each.sequence == sequence)
+                    buried.append(msgspec.structs.replace(lost, refusal=str(error)))
+        ack = Ack(queue=self._name, channel=self._channel, spans=done)
+        if buried:
+            log.info("%s does not take %d messages of %s", found.endpoint, len(buried), self._name)
+            sends = await self._deliveries.dead_letters(found, buried)
+            await self._shard.call(CommitWork(acks=[ack], sends=sends))
+        elif done:
+            await self._shard.call(ack)
+        counts = self._deliveries.counts
+        counts[found.protocol, "failed"] += len(buried)
+        counts[found.protocol, "delivered"] += len(outgoing) - len(failed)
+
+    async def _post(self, found: Subscription, policy: RetryPolicy, each: Outgoing) -> Failed | None:
+        await self._pace.turn(policy.per_second)
+        headers = headers_of("Notification", each.message_id, self._arn, policy.content_type, is_raw=found.is_raw)
+        try:
+            await self._deliveries.poster.post(found.endpoint, headers, each.body)
+        except Failed as error:
+            return error
+        return None
+
+
+def gather_s(channels: int) -> float:
+    """How long a subscription gathers messages, on a topic with so many.
+
+    >>> gather_s(1), gather_s(10), gather_s(1_000)
+    (0.02, 0.05, 0.1)
+    """
+    return min(_GATHER_S_MAX, max(_GATHER_S_MIN, channels * _GATHER_S_EACH))
+
+
+def _is_replaying(found: Subscription) -> bool:
+    return found.replay is not None and not found.replay.is_over
+
+
+def _policy_of(topic: Topic, found: Subscription) -> RetryPolicy:
+    return retry_policy(topic.attributes.get("DeliveryPolicy", ""), found.attributes.get("DeliveryPolicy", ""))
+
 
 def filter_of(found: Subscription) -> Filter | None:
     """The predicate of a subscription's filter policy; None if it has none."""
@@ -300,7 +576,7 @@ def filter_of(found: Subscription) -> Filter | None:
     if not text:
         return None
     try:
-        return compile_policy(text, of_body=found.attributes.get("FilterPolicyScope") == "MessageBody")
+        return compile_policy(text, of_body=found.of_body)
     except SqsError:  # it was checked when it was set, by another build
         log.exception("a stored filter policy cannot be read: its subscription gets nothing")
         return lambda _message: False

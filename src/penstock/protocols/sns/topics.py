@@ -6,17 +6,35 @@ that queue: one label for the topic, one for each subscription. So it is as dura
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
+from penstock.core.commands import ChangeQueue, DescribeQueue, QueueInfo
+from penstock.core.errors import QueueChanged
+from penstock.core.queues.config import QueueConfig
+from penstock.protocols.sns.wire import NOT_FOUND
+from penstock.protocols.sqs.errors import SqsError
+from penstock.server.shards import Shards
+
 PREFIX = "sns."
 CHANNEL_PREFIX = "sns-"
+REPLAY_SUFFIX = ".replay"
+ARCHIVE = "sns-archive"
+"""The consumer that keeps what a topic archives: it stands where the archive begins."""
 TOPIC_LABEL = "sns.topic"
 SUBSCRIPTION_LABEL = "sns.subscription."
 SUBJECT = "AWS.Subject"
 STRUCTURE = "AWS.MessageStructure"
 """Stored beside a message's own attributes; no user's attribute can have such a name."""
+PENDING_MS_MAX = 2 * 24 * 3_600 * 1_000
+"""For so long a subscription may wait to be confirmed, and its token is good."""
+TO_QUEUES = frozenset({"sqs", "penstock"})
+TO_HTTP = frozenset({"http", "https"})
+NOT_SENT = frozenset({"email", "email-json", "sms", "lambda", "firehose", "application"})
+"""Protocols that can be subscribed, and are counted instead of served."""
+PROTOCOLS = TO_QUEUES | TO_HTTP | NOT_SENT
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -24,6 +42,20 @@ class Topic(msgspec.Struct, omit_defaults=True):
 
     attributes: dict[str, str] = {}
     data_protection: str = ""
+    archived_since_ms: int = 0
+    """When its archive was switched on; 0 if it has none."""
+    unsubscribed: int = 0
+    """How many subscriptions have ended: `SubscriptionsDeleted`."""
+
+
+class Replay(msgspec.Struct, omit_defaults=True):
+    """A subscription gets archived messages once more."""
+
+    id: str
+    start_ms: int
+    stop: int
+    """The number of the first message that is not part of it."""
+    is_over: bool = False
 
 
 class Subscription(msgspec.Struct, omit_defaults=True):
@@ -32,11 +64,34 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     protocol: str
     endpoint: str
     target: str
-    """The queue that it is delivered to."""
+    """The queue that it is delivered to; empty if it is not delivered to a queue."""
     url: str
     """Where the server was reached when it was made: `UnsubscribeURL` starts with it."""
     principal: str = ""
     attributes: dict[str, str] = {}
+    is_pending: bool = False
+    made_ms: int = 0
+    was_confirmed_by_stranger: bool = False
+    """Who has the token confirmed it, and no credential did: who has the ARN may end it."""
+    replay: Replay | None = None
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Whether nobody has confirmed it in time.
+
+        >>> Subscription("http", "http://a/", "", "", is_pending=True, made_ms=5).is_expired(6 + PENDING_MS_MAX)
+        True
+        """
+        return self.is_pending and now_ms > self.made_ms + PENDING_MS_MAX
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it gets messages without envelopes. A Penstock queue does, unless it is told otherwise."""
+        return self.attributes.get("RawMessageDelivery", "true" if self.protocol == "penstock" else "false") == "true"
+
+    @property
+    def of_body(self) -> bool:
+        """Whether its filter policy looks at the body."""
+        return self.attributes.get("FilterPolicyScope") == "MessageBody"
 
 
 _topic = msgspec.json.Decoder(Topic)
@@ -51,8 +106,8 @@ def encoded(record: Topic | Subscription) -> str:
 def topic_of(labels: Mapping[str, str]) -> Topic | None:
     """The topic that a queue is; None if it is none.
 
-    >>> topic_of({TOPIC_LABEL: "{}"}), topic_of({})
-    (Topic(attributes={}, data_protection=''), None)
+    >>> topic_of({TOPIC_LABEL: "{}"}).attributes, topic_of({})
+    ({}, None)
     """
     label = labels.get(TOPIC_LABEL)
     return None if label is None else _topic.decode(label)
@@ -71,3 +126,71 @@ def subscriptions_of(labels: Mapping[str, str]) -> dict[str, Subscription]:
         for name in sorted(labels)
         if name.startswith(SUBSCRIPTION_LABEL)
     }
+
+
+def without(config: QueueConfig, topic: Topic, subscription_id: str) -> dict[str, Any]:
+    """The changes that end a subscription; none if it is not there."""
+    label = SUBSCRIPTION_LABEL + subscription_id
+    if label not in config.labels:
+        return {}
+    topic.unsubscribed += 1
+    labels = {name: value for name, value in config.labels.items() if name != label}
+    return {"labels": labels | {TOPIC_LABEL: encoded(topic)}}
+
+
+class Topics:
+    """The topics of a server, as they are kept."""
+
+    def __init__(self, shard: Shards) -> None:
+        self._shard = shard
+
+    async def describe(self, queue: str) -> QueueInfo:
+        """The queue of a topic."""
+        info: QueueInfo = await self._shard.call(DescribeQueue(name=queue))
+        return info
+
+    async def find(self, queue: str) -> tuple[QueueInfo, Topic]:
+        """A topic that is there."""
+        info = await self.describe(queue)
+        topic = topic_of(info.config.labels)
+        if topic is None:
+            raise SqsError(NOT_FOUND, "Topic does not exist")
+        return info, topic
+
+    async def config(self, queue: str) -> QueueConfig:
+        """A topic's configuration, without asking a shard for what is known here."""
+        known = self._shard.identity.queues.get(queue)
+        if known is None or TOPIC_LABEL not in known.config.labels:
+            return (await self.find(queue))[0].config
+        return known.config
+
+    async def change(self, queue: str, changes_of: Callable[[QueueConfig, Topic], dict[str, Any]]) -> None:
+        """Change what is kept of a topic, from what it is; if somebody was faster, it is worked out again."""
+        while True:
+            info, topic = await self.find(queue)
+            changes = changes_of(info.config, topic)
+            if not changes:
+                return
+            expected = {setting: getattr(info.config, setting) for setting in changes}
+            try:
+                await self._shard.call(ChangeQueue(name=queue, changes=changes, expected=expected))
+            except QueueChanged:
+                continue
+            return
+
+    async def change_subscription(
+        self, queue: str, subscription_id: str, change: Callable[[Subscription], None]
+    ) -> Subscription:
+        """Change what is kept of a subscription. Returns it as it is then."""
+        changed: list[Subscription] = []
+
+        def changes(config: QueueConfig, _topic: Topic) -> dict[str, Any]:
+            found = subscription_of(config.labels, subscription_id)
+            if found is None:
+                raise SqsError(NOT_FOUND, "Subscription does not exist")
+            change(found)
+            changed[:] = [found]
+            return {"labels": {**config.labels, SUBSCRIPTION_LABEL + subscription_id: encoded(found)}}
+
+        await self.change(queue, changes)
+        return changed[0]

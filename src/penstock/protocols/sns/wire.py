@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.core import errors as core
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import SERVICE_UNAVAILABLE, ErrorKind, SqsError
@@ -24,6 +26,8 @@ PARAMETER_VALUE_INVALID = ErrorKind("ParameterValueInvalid", "ParameterValueInva
 NOT_FOUND = ErrorKind("NotFoundException", "NotFound", 404, _SNS)
 RESOURCE_NOT_FOUND = ErrorKind("ResourceNotFoundException", "ResourceNotFound", 404, _SNS)
 AUTHORIZATION_ERROR = ErrorKind("AuthorizationErrorException", "AuthorizationError", 403, _SNS)
+SUBSCRIPTION_LIMIT_EXCEEDED = ErrorKind("SubscriptionLimitExceededException", "SubscriptionLimitExceeded", 403, _SNS)
+INVALID_STATE = ErrorKind("InvalidStateException", "InvalidState", 400, _SNS)
 THROTTLED = ErrorKind("ThrottledException", "Throttled", 429, _SNS)
 VALIDATION_ERROR = ErrorKind("ValidationException", "ValidationError", 400, _SNS)
 TAG_LIMIT_EXCEEDED = ErrorKind("TagLimitExceededException", "TagLimitExceeded", 400, _SNS)
@@ -41,6 +45,21 @@ def invalid(reason: str) -> SqsError:
     'Invalid parameter: Topic Name'
     """
     return SqsError(INVALID_PARAMETER, f"Invalid parameter: {reason}")
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """A parameter that has to be a JSON object.
+
+    >>> json_object("Policy", '{"a": 1}')
+    {'a': 1}
+    """
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise invalid(f"{name}: failed to parse JSON.")
+    return found
 
 
 def from_core(error: core.PenstockError) -> SqsError:

@@ -33,7 +33,7 @@ from penstock.protocols.sqs.names import base_url
 from penstock.protocols.sqs.sigv4 import is_signed_by_head, verify
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.budget import Budget
-from penstock.server.settings import ServerSettings, SqsSettings
+from penstock.server.settings import ServerSettings, SnsSettings, SqsSettings
 from penstock.server.shards import Shards
 
 _ADDRESSES_REMEMBERED_MAX = 100
@@ -45,7 +45,12 @@ class SqsFrontEnd:
     """Answers SQS requests from a shard. `handle` is the HTTP server's handler."""
 
     def __init__(
-        self, shard: Shards, settings: SqsSettings, credentials: Credentials, budget: Budget | None = None
+        self,
+        shard: Shards,
+        settings: SqsSettings,
+        credentials: Credentials,
+        budget: Budget | None = None,
+        sns: SnsSettings | None = None,
     ) -> None:
         self.shard = shard
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
@@ -58,7 +63,7 @@ class SqsFrontEnd:
         self._ids = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
         """What the ids of all requests start with; they end with a number."""
         self._last_id = 0
-        self.sns = SnsService(shard, settings)
+        self.sns = SnsService(shard, settings, sns or SnsSettings())
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -82,6 +87,10 @@ class SqsFrontEnd:
                     raise json_wire.malformed(error) from None
                 RequestContext(exchange, self, principal, action, decoded, is_json=True).begin()
                 return
+            if request.method == "GET" and not is_signed(request):
+                may_all = not self._credentials.are_required
+                if self.sns.handle_link(exchange, _form(request), self.base_url(request), may_all=may_all):
+                    return
             principal = self._principal(exchange) if self._credentials.are_required else ANYBODY
             fields = _form(request)
             if request.method == "GET" and not self._credentials.are_required and _may_be_a_page(request):
@@ -152,6 +161,11 @@ def service_of(request: Request) -> str:
     """The service that a request was signed for: `sns`, or else `sqs`."""
     signed = request.headers.get("authorization", "")
     return "sns" if "/sns/aws4_request" in signed or "%2Fsns%2Faws4_request" in request.query else "sqs"
+
+
+def is_signed(request: Request) -> bool:
+    """Whether a request says who has signed it."""
+    return "authorization" in request.headers or "X-Amz-Signature" in request.query
 
 
 def is_for_sns(fields: dict[str, str]) -> bool:

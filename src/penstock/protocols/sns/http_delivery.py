@@ -1,0 +1,182 @@
+"""From a topic to an HTTP(S) endpoint: one POST for each message, tried again by the delivery policy.
+
+How it works. Messages are received from the subscription's channel, up to `_AT_ONCE` at a time, and posted side by
+side. Those that arrived are acked. Those that did not are released, and wait in the channel for as long as the policy
+says: how often a message was tried is kept by the channel, and survives a crash. After the last try a message goes to
+the dead-letter queue of the subscription, in one commit with its ack. So it arrives at least once, and not in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from typing import Any
+
+from penstock.protocols.sns.http_targets import Endpoint, HttpTargets, NotAllowed, read_endpoint
+from penstock.server.settings import SnsSettings
+
+AT_ONCE = 20
+_HEADER_BYTES_MAX = 32 * 1024
+_BODY_BYTES_MAX = 64 * 1024
+"""A response that is longer is not read to its end, and its connection is closed."""
+_IDLE_MAX = 4
+_IDLE_S_MAX = 4.0
+AGENT = "Amazon Simple Notification Service Agent"
+
+
+class Failed(Exception):
+    """An endpoint did not take a message. `is_final`: it is not tried again."""
+
+    def __init__(self, reason: str, *, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class _Connection:
+    """One connection to an endpoint; one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.used_s = 0.0
+
+    async def post(self, head: bytes, body: bytes) -> tuple[int, bool]:
+        """Send a request. Returns the status, and whether the connection can take another one."""
+        self._writer.write(head + body)
+        await self._writer.drain()
+        while True:
+            answer = await self._reader.readuntil(b"\r\n\r\n")
+            first, *lines = answer.decode("latin-1").split("\r\n")
+            version, _, rest = first.partition(" ")
+            if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+                raise Failed("the response is no HTTP")
+            status = int(rest[:3])
+            if status >= 200:  # what comes before is not the answer
+                break
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = headers.get("content-length", "0" if status in (204, 304) else "")
+        keep = (
+            version == "HTTP/1.1"
+            and "close" not in headers.get("connection", "").lower()
+            and "transfer-encoding" not in headers
+            and length.isdigit()
+            and int(length) <= _BODY_BYTES_MAX
+        )
+        if keep:
+            await self._reader.readexactly(int(length))
+        self.used_s = time.monotonic()
+        return status, keep
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the other side has probably kept it open."""
+        return not self._reader.at_eof() and time.monotonic() - self.used_s < _IDLE_S_MAX
+
+    def close(self) -> None:
+        """End it."""
+        self._writer.close()
+
+
+class HttpPoster:
+    """Posts to the endpoints that may be called, and keeps some connections for the next message."""
+
+    def __init__(self, settings: SnsSettings) -> None:
+        self.targets = HttpTargets(settings.http_targets)
+        self._timeout_s = settings.http_timeout_s
+        self._authority = settings.http_ca
+        self._tls: ssl.SSLContext | None = None
+        self._idle: dict[Endpoint, list[_Connection]] = {}
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._authority)
+        return self._tls
+
+    async def post(self, url: str, headers: dict[str, str], body: bytes) -> None:
+        """Post a message; `Failed` if the endpoint does not say that it has it. Redirects are not followed."""
+        endpoint = read_endpoint(url)
+        if endpoint is None:
+            raise Failed("the endpoint is no URL", is_final=True)
+        lines = [f"POST {endpoint.path} HTTP/1.1", f"Host: {endpoint.authority}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"User-Agent: {AGENT}", "Accept-Encoding: identity", "Connection: Keep-Alive", "", ""]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status = await self._posted(endpoint, "\r\n".join(lines).encode("latin-1"), body)
+        except NotAllowed as error:
+            raise Failed(str(error), is_final=True) from None
+        except TimeoutError:
+            raise Failed(f"no response within {self._timeout_s:g} seconds") from None
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise Failed(f"{type(error).__name__}: {error}") from None
+        if not 200 <= status < 300:
+            raise Failed(f"the endpoint answered {status}", is_final=status < 500 and status != 429)
+
+    async def _posted(self, endpoint: Endpoint, head: bytes, body: bytes) -> int:
+        idle = self._idle.get(endpoint, [])
+        while idle:
+            connection = idle.pop()
+            if not connection.is_fresh:
+                connection.close()
+                continue
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # it was closed meanwhile: a new one
+                return await self._posted_over(connection, endpoint, head, body)
+        address = await self.targets.resolve(endpoint)
+        reader, writer = await asyncio.open_connection(
+            address,
+            endpoint.port,
+            ssl=self._context() if endpoint.is_tls else None,
+            server_hostname=endpoint.host if endpoint.is_tls else None,
+            limit=_HEADER_BYTES_MAX,
+        )
+        return await self._posted_over(_Connection(reader, writer), endpoint, head, body)
+
+    async def _posted_over(self, connection: _Connection, endpoint: Endpoint, head: bytes, body: bytes) -> int:
+        keep = False
+        try:
+            status, keep = await connection.post(head, body)
+        finally:
+            idle = self._idle.setdefault(endpoint, [])
+            if keep and len(idle) < _IDLE_MAX:
+                idle.append(connection)
+            else:
+                connection.close()
+            if not idle:
+                del self._idle[endpoint]
+        return status
+
+
+class Pace:
+    """Lets so many through a second; any number if there is no limit."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    async def turn(self, per_second: int | None) -> None:
+        """Wait for one's turn."""
+        if per_second is None:
+            return
+        now_s = time.monotonic()
+        at_s = max(now_s, self._next_s)
+        self._next_s = at_s + 1 / per_second
+        if at_s > now_s:
+            await asyncio.sleep(at_s - now_s)
+
+
+def headers_of(kind: str, message_id: str, arn: str, content_type: str, *, is_raw: bool = False) -> dict[str, str]:
+    """The headers of a message, as SNS sends them. `arn` is the subscription's.
+
+    >>> headers_of("Notification", "1", "arn:aws:sns:r:a:news:7", "text/plain")["x-amz-sns-topic-arn"]
+    'arn:aws:sns:r:a:news'
+    """
+    named: dict[str, Any] = {
+        "x-amz-sns-message-type": kind,
+        "x-amz-sns-message-id": message_id,
+        "x-amz-sns-topic-arn": arn.rpartition(":")[0],
+        "x-amz-sns-subscription-arn": None if kind == "SubscriptionConfirmation" else arn,
+        "x-amz-sns-rawdelivery": "true" if is_raw else None,
+        "Content-Type": content_type,
+    }
+    return {name: value for name, value in named.items() if value is not None}

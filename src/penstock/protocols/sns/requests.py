@@ -1,0 +1,136 @@
+"""What the actions of SNS share: who calls, members of a request, and a topic's names."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+from penstock.core.commands import Command
+from penstock.core.errors import QueueNotFound
+from penstock.protocols.sns import wire
+from penstock.protocols.sns.delivery import Deliveries
+from penstock.protocols.sns.topics import PREFIX, Subscription, Topic, Topics, subscription_of
+from penstock.protocols.sns.wire import NOT_FOUND, invalid
+from penstock.protocols.sqs.errors import SqsError
+from penstock.protocols.sqs.names import Arns
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.settings import SnsSettings, SqsSettings
+from penstock.server.shards import Shards
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,119}(\.fifo)?\Z")
+PAGE = 100
+TAGS_MAX = 50
+Members = dict[str, Any]
+Result = dict[str, Any] | None
+
+
+STRANGER = Principal("stranger", "", [])
+"""Who visits a link without a signature, where credentials are required."""
+
+
+class Caller:
+    """Who calls, and where they reached the server."""
+
+    def __init__(self, principal: Principal, url: str) -> None:
+        self.principal = principal
+        self.url = url
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has shown a credential, or need not."""
+        return self.principal is not STRANGER
+
+    def check(self, queue: str, *kinds: type[Command]) -> None:
+        """Raise unless the caller may do one of these commands with the queue."""
+        if not self.principal.may(queue, *kinds):
+            raise SqsError(wire.AUTHORIZATION_ERROR, f"User: {self.principal.name} is not authorized on {queue}")
+
+
+_UNCHECKED = Caller(ANYBODY, "")
+
+
+class ActionsBase:
+    """The ground that actions stand on."""
+
+    def __init__(self, shard: Shards, settings: SqsSettings, sns: SnsSettings) -> None:
+        self._shard = shard
+        self._account = settings.account
+        self._arn_prefix = f"arn:aws:sns:{settings.region}:{settings.account}:"
+        self._arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
+        self._topics = Topics(shard)
+        self.deliveries = Deliveries(shard, self._topics, self._arn_prefix, self._arns, sns)
+
+    def _arn(self, queue: str) -> str:
+        return self._arn_prefix + queue.removeprefix(PREFIX)
+
+    def _queue(self, caller: Caller, arn: str, *kinds: type[Command]) -> str:
+        """The queue of a topic, if the caller may do one of these commands there."""
+        parts = arn.split(":")
+        if len(parts) != 6 or parts[:3] != ["arn", "aws", "sns"] or not NAME.match(parts[5]):
+            raise invalid(
+                f"TopicArn Reason: An ARN must have at least 6 elements, not {len(parts)}"
+                if len(parts) < 6
+                else "TopicArn"
+            )
+        queue = PREFIX + parts[5]
+        caller.check(queue, *kinds)
+        return queue
+
+    def _named_queue(self, arn: str) -> str:
+        """As `_queue`, for what a token or a subscription's ARN may give the right to."""
+        return self._queue(_UNCHECKED, arn)
+
+    async def _there(self, queue: str, subscription_id: str) -> tuple[Topic, Subscription]:
+        """A subscription that is there, and its topic."""
+        try:
+            info, topic = await self._topics.find(queue)
+        except QueueNotFound:
+            raise SqsError(NOT_FOUND, "Subscription does not exist") from None
+        found = subscription_of(info.config.labels, subscription_id)
+        if found is None:
+            raise SqsError(NOT_FOUND, "Subscription does not exist")
+        return topic, found
+
+
+def text_of(members: Members, name: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{name} Reason: no value for required parameter")
+    return value
+
+
+def map_of(members: Members, name: str) -> dict[str, str]:
+    value = members.get(name) or {}
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise invalid(name)
+    return dict(value)
+
+
+def tags_of(members: Members) -> dict[str, str]:
+    given = members.get("Tags") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise invalid("Tags")
+    tags = {str(each.get("Key", "")): str(each.get("Value", "")) for each in given}
+    if len(tags) < len(given):
+        raise invalid("Duplicated keys are not allowed.")
+    if len(tags) > TAGS_MAX:
+        raise SqsError(wire.TAG_LIMIT_EXCEEDED, "Could not complete request: tag quota of per resource exceeded")
+    if any(not 1 <= len(key) <= 128 or len(value) > 256 for key, value in tags.items()):
+        raise invalid("Tags Reason: keys have 1 to 128 characters, and values at most 256")
+    return tags
+
+
+def token_of(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def after_of(members: Members) -> str:
+    token = members.get("NextToken")
+    if not token:
+        return ""
+    try:
+        return base64.b64decode(str(token).encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        raise invalid("NextToken") from None
