@@ -62,14 +62,18 @@ function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> 
         <div class="charts">
           <Chart title="Messages a second" times={times} lines={part(RATES)} shown={rate} />
           <Chart title="Messages by state" times={times} lines={part(STATES)} shown={number} />
-          <Chart title="Age of the oldest message" times={times} lines={part(["oldest"])} shown={seconds} />
-          <Chart
-            title="From sent to received"
-            times={times}
-            lines={part(["receive_p50", "receive_p95", "receive_p99"], percentile)}
-            shown={seconds}
-          />
-          <Chart title="From received to acked" times={times} lines={part(["ack_p50", "ack_p95", "ack_p99"], percentile)} shown={seconds} />
+          {queue !== undefined && (
+            <>
+              <Chart title="Age of the oldest message" times={times} lines={part(["oldest"])} shown={seconds} />
+              <Chart
+                title="From sent to received"
+                times={times}
+                lines={part(["receive_p50", "receive_p95", "receive_p99"], percentile)}
+                shown={seconds}
+              />
+              <Chart title="From received to acked" times={times} lines={part(["ack_p50", "ack_p95", "ack_p99"], percentile)} shown={seconds} />
+            </>
+          )}
         </div>
       )}
     </>

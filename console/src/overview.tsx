@@ -35,7 +35,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
               { label: "Ready", value: number(totals!.ready) },
               { label: "Leased", value: number(totals!.leased) },
               { label: "Delayed", value: number(totals!.delayed) },
-              { label: "Failed for good", value: number(totals!.dead), kind: totals!.dead ? "warn" : "" },
+              { label: "Dead-lettered", value: number(totals!.dead), kind: totals!.dead ? "warn" : "" },
               { label: "Stored", value: bytes(totals!.bytes) },
               ...(now.disk
                 ? [

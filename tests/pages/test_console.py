@@ -76,7 +76,7 @@ def test_the_overview_shows_alarms_disk_memory_and_rates(browser: Browser, serve
             tiles
         )
         assert tiles["Queues"] == "3"
-        assert tiles["Failed for good"] == "6"
+        assert tiles["Dead-lettered"] == "6"
         assert "free" in tiles["Disk"]
         assert "MiB" in tiles["Memory"]
         client.post("/v1/queues/mail/messages", json=[{"body": "again"}] * 2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,26 +231,43 @@ def test_screenshots_for_the_docs(browser: Browser, server: Server, tmp_path: Pa
     """With PENSTOCK_SCREENSHOTS=1, they are written to docs/console/."""
     directory = ROOT / "docs/console" if os.environ.get("PENSTOCK_SCREENSHOTS") else tmp_path
     directory.mkdir(exist_ok=True)
-    rounds = 1 if directory == tmp_path else 600
+    is_wanted = directory != tmp_path
     with server.client() as client:
         for name in ("invoices.fifo", "search-index", "thumbnails", "webhooks"):
             client.post("/v1/queues", json={"name": name})
         client.post("/v1/queues/thumbnails/messages", json=[{"body": "x" * 200}] * 600)
         client.post("/v1/queues/webhooks/messages", json=[{"body": "x" * 200}] * 90)
-        for number in range(rounds):
-            client.post("/v1/queues/search-index/messages", json=[{"body": "x"}] * (20 + number * 37 % 19))
-            client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * (5 + number * 11 % 7))
-            for queue, most in (("search-index", 29), ("orders", 8)):
-                taken = client.post(f"/v1/queues/{queue}/receive", json={"max": most}).json()["messages"]
-                client.post(f"/v1/queues/{queue}/ack", json={"receipts": [each["receipt"] for each in taken]})
-            time.sleep(0.1 if rounds > 1 else 0)
+    is_over = threading.Event()
+    traffic = threading.Thread(target=_trade, args=(server, is_over))
+    traffic.start()
+    try:
+        time.sleep(45 if is_wanted else 0)
+        _take_pictures(browser, server, directory, 8_000 if is_wanted else 200)
+    finally:
+        is_over.set()
+        traffic.join()
+
+
+def _trade(server: Server, is_over: threading.Event) -> None:
+    with server.client() as client:
+        for number in itertools.count():
+            for queue, sent, taken in (("search-index", 20 + number * 37 % 19, 29), ("orders", 5 + number * 11 % 7, 8)):
+                client.post(f"/v1/queues/{queue}/messages", json=[{"body": "x"}] * sent)
+                messages = client.post(f"/v1/queues/{queue}/receive", json={"max": taken}).json()["messages"]
+                client.post(f"/v1/queues/{queue}/ack", json={"receipts": [each["receipt"] for each in messages]})
+            if is_over.wait(0.1):
+                return
+
+
+def _take_pictures(browser: Browser, server: Server, directory: Path, wait_ms: int) -> None:
     for name, path in PAGES.items():
         with browser.open(f"{server.url}/{path}", is_dark=name == "queue") as page:
             page.until(READY)
             page.value("document.querySelectorAll('.messages tbody tr')[3]?.click()")
-            page.value(f"new Promise((resolve) => setTimeout(resolve, {8_000 if rounds > 1 else 200}))")
+            page.value(f"new Promise((resolve) => setTimeout(resolve, {wait_ms}))")
             (directory / f"{name}.png").write_bytes(page.screenshot())
             assert (directory / f"{name}.png").stat().st_size > 10_000
     with browser.open(server.url, width=400, is_dark=True) as page:
         page.until(READY)
+        page.value(f"new Promise((resolve) => setTimeout(resolve, {wait_ms}))")
         (directory / "phone.png").write_bytes(page.screenshot())
