@@ -103,27 +103,29 @@ def test_any_queue_and_page_is_reached_by_its_name(browser: Browser, server: Ser
 
 
 def test_the_rates_that_are_shown_are_those_that_a_client_counts(browser: Browser, server: Server) -> None:
-    """Over some seconds of traffic, the messages that the page saw go by are those that were sent, within 2 %."""
+    """Over some seconds of steady traffic, the page shows what is sent a second, within 2 %."""
     with browser.open(server.url) as page, server.client() as client:
-        shows(page, "orders")
-        page.value(
-            "(() => { const tile = [...document.querySelectorAll('.tiles > div')]"
-            ".find((each) => each.innerText.startsWith('Sent a second')); window.seen = [];"
-            " new MutationObserver(() => window.seen.push([performance.now(),"
-            " Number(tile.querySelector('dd span').innerText.replaceAll(',', ''))]))"
-            ".observe(tile, {subtree: true, characterData: true, childList: true}) })()"
+        shows(page, "Sent a second")
+        began_ms = page.value(
+            "(() => { window.seen = []; setInterval(() => { const tile = [...document.querySelectorAll('.tiles > div')]"
+            ".find((each) => each.innerText.startsWith('Sent a second')); window.seen.push([performance.now(),"
+            " Number(tile.querySelector('dd span').innerText.replaceAll(',', ''))]) }, 50);"
+            " return performance.now() })()"
         )
         began, sent = time.monotonic(), 0
-        while (passed := time.monotonic() - began) < 6:
-            while sent < 1_000 * passed:
-                client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * 100)
-                sent += 100
-            time.sleep(0.01)
-        page.until("window.seen.length > 2 && window.seen.at(-1)[1] === 0")
-        seen = page.value("window.seen")
-        # A rate is that of the time since the look before, and stays on the page until the next one.
-        middle = [rate for at, rate in seen if 1_500 <= at - seen[0][0] <= 5_000]
-        assert sum(middle) / len(middle) == pytest.approx(1_000, rel=0.02), seen
+        for until in (7, 12, 17):  # Other work on the machine may make the traffic uneven, or a look late: again, then.
+            while (passed := time.monotonic() - began) < until:
+                while sent < 1_000 * passed:
+                    client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * 20)
+                    sent += 20
+                time.sleep(0.005)
+            # What is shown is the rate between the last two looks, of a second each.
+            window = (1_000 * until - 4_000, 1_000 * until - 100)
+            steady = [rate for at_ms, rate in page.value("window.seen") if window[0] <= at_ms - began_ms <= window[1]]
+            shown = sum(steady) / len(steady)
+            if shown == pytest.approx(sent / until, rel=0.02):
+                return
+        assert shown == pytest.approx(sent / until, rel=0.02), steady
 
 
 # -- a queue -----------------------------------------------------------------------------------------------------------
