@@ -1,6 +1,6 @@
 import { render, type JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { ask, forgetToken, hasToken, may, setMe, setToken, stream, useStream, whenRefused, who, type QueueRow } from "./api";
+import { ask, forgetToken, hasToken, may, Problem, setMe, setToken, stream, useStream, whenRefused, who, type QueueRow } from "./api";
 import { Audit } from "./audit";
 import { Cluster, Lookup } from "./cluster";
 import { AllDead, DeadLetters } from "./dead";
@@ -113,7 +113,7 @@ function App() {
         (found) => (setMe(found), setTrouble(undefined), setKnown(true)),
         (problem) => {
           setTrouble(problem as Error);
-          if (!isOver) setTimeout(know, 2000);
+          if ((problem as Problem).status !== 401) setTimeout(() => isOver || know(), 2000);
         },
       );
     know();
