@@ -17,7 +17,7 @@ const page = await (await fetch(base + "/v1/docs")).text();
 const script = page.slice(page.indexOf("<script>") + 8, page.indexOf("</script>"));
 let last = Promise.resolve();
 const fromPage = (path, options) => (last = fetch(new URL(path, base + "/v1/docs"), options));
-new Function("document", "fetch", script)(document, fromPage);
+new Function("document", "fetch", "location", script)(document, fromPage, { origin: base });
 await last;
 await new Promise((resolve) => setTimeout(resolve, 100));
 const shown = known.operations.all("details");

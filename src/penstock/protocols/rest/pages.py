@@ -156,8 +156,9 @@ const tryIt = (method, path, operation, api, details) => {
     body.value = JSON.stringify(made(), null, 2);
     body.rows = Math.min(14, body.value.split("\\n").length + 1);
   };
+  let wasSent = false;
   fill();
-  details.addEventListener("toggle", () => { if (details.open && !details.dataset.sent) fill(); });
+  details.addEventListener("toggle", () => { if (details.open && !wasSent) fill(); });
   const button = make("button", "Send", parent), answer = make("pre", "", parent), same = make("pre", "", parent);
   button.type = "button";
   answer.hidden = same.hidden = true;
@@ -169,7 +170,7 @@ const tryIt = (method, path, operation, api, details) => {
     if (token) headers.Authorization = "Bearer " + token;
     if (body) headers["Content-Type"] = "application/json";
     answer.hidden = same.hidden = false;
-    details.dataset.sent = "yes";
+    wasSent = true;
     const quote = (text) => "'" + text.replaceAll("'", "'\\\\''") + "'";
     same.textContent = "curl -X " + method + " " + quote(location.origin + address.value)
       + (token ? " -H 'Authorization: Bearer '$PENSTOCK_TOKEN" : "") + (body ? " --json " + quote(body.value) : "");
