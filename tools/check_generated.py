@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from docs import draw
-from tools import generate_settings, generate_sync
+from tools import generate_console_types, generate_settings, generate_sync
 
 
 def outdated() -> list[str]:
@@ -19,6 +19,8 @@ def outdated() -> list[str]:
         found.append("src/penstock/client/sync: python -m tools.generate_sync")
     if generate_settings.TARGET.read_text() != generate_settings.generated():
         found.append("src/penstock/client/queue_settings.py: python -m tools.generate_settings")
+    if generate_console_types.TARGET.read_text() != generate_console_types.generated():
+        found.append("console/src/schema.ts: python -m tools.generate_console_types, then make console")
     found += [
         f"docs/{page}: python -m docs.draw" for page in draw.PAGES if (draw.DOCS / page).read_text() != draw.drawn(page)
     ]

@@ -1,106 +1,9 @@
-// The REST API as this page uses it. Whether an operation exists is read from the server's OpenAPI document, so that
-// the page shows nothing that its server cannot do.
+// The REST API as this page uses it: typed from the OpenAPI document, and nothing else is called.
 
-export interface ChannelCounts {
-  name: string;
-  ready: number;
-  leased: number;
-  delayed: number;
-  acked: number;
-  failed: number;
-  dead: number;
-  paused: boolean;
-  oldest_sent_at: number | null;
-  waiting_receivers: number;
-}
-export interface QueueCounts {
-  messages: number;
-  bytes: number;
-  delayed: number;
-  sent: number;
-  quarantined: number;
-  oldest_sent_at: number | null;
-  end_offset: number;
-  channels: ChannelCounts[];
-}
-export interface NamedCounts {
-  name: string;
-  stats: QueueCounts;
-}
-export interface QueueDescription {
-  name: string;
-  settings: Record<string, unknown>;
-  created_at: number;
-  changed_at: number;
-  stats: QueueCounts;
-}
-export interface ServerStats {
-  version: string;
-  queues: number;
-  messages: number;
-  bytes: number;
-  ready: number;
-  leased: number;
-  delayed: number;
-  sent: number;
-  acked: number;
-  failed: number;
-  dead: number;
-  sessions: number;
-}
-export interface Failure {
-  attempt: number;
-  received_at: number;
-  failed_at: number;
-  session: string;
-  error: string;
-}
-export interface Message {
-  id: string;
-  sequence: number;
-  body: string;
-  encoding?: "text" | "base64";
-  attributes?: Record<string, unknown>;
-  group?: string;
-  sent_at: number;
-  state: "ready" | "leased" | "delayed" | "done";
-  attempts: number;
-  until?: number;
-  failures?: Failure[];
-  origin?: { queue: string; channel: string; sequence: number; attempts: number };
-}
-export interface Redrive {
-  task: number;
-  queue: string;
-  target: string | null;
-  status: "running" | "done" | "cancelled" | "failed";
-  moved: number;
-  skipped: number;
-  to_move: number;
-  started_at: number;
-  error: string;
-}
-export interface Consumer {
-  consumer: string;
-  offset: number;
-  end_offset: number;
-  lag: number;
-}
-export interface Partitions {
-  version: number;
-  partitions: number;
-  owners: string[];
-  nodes: Record<string, string>;
-}
-export interface Schema {
-  type?: string;
-  enum?: string[];
-  minimum?: number;
-  maximum?: number;
-  description?: string;
-  "x-default"?: string;
-  anyOf?: Schema[];
-}
+import { useEffect, useState } from "preact/hooks";
+import type { Me, Operations, QueueRow, RatesPerSecond, ServerOverview } from "./schema";
+
+export type * from "./schema";
 
 /** An answer that is no success, in the server's words. */
 export class Problem extends Error {
@@ -120,43 +23,203 @@ export const hasToken = (): boolean => sessionStorage.getItem(TOKEN) !== null;
 export const setToken = (token: string): void => sessionStorage.setItem(TOKEN, token);
 export const forgetToken = (): void => sessionStorage.removeItem(TOKEN);
 
-export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
-  const headers: Record<string, string> = { Accept: "application/json" };
+type Key = keyof Operations;
+type Given<K extends Key> = Operations[K]["asked"];
+
+async function request(method: string, path: string, accept: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const headers: Record<string, string> = { Accept: accept };
   const token = sessionStorage.getItem(TOKEN);
   if (token !== null) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response: Response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
     throw new Problem(0, "unreachable", "The server does not answer. The page tries again.");
   }
-  const text = await response.text();
-  if (response.ok) return (text ? JSON.parse(text) : undefined) as T;
+  if (response.ok) return response;
   if (response.status === 401) onRefused();
   let problem: { code?: string; detail?: string } = {};
   try {
-    problem = JSON.parse(text);
+    problem = JSON.parse(await response.text());
   } catch {
     // A proxy may answer with something else than a problem of ours.
   }
   throw new Problem(response.status, problem.code ?? "", problem.detail ?? `The server answered ${response.status}.`);
 }
 
-export const get = <T>(path: string): Promise<T> => call<T>("GET", path);
-export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("POST", path, body);
-export const queuePath = (queue: string, rest = ""): string => `/v1/queues/${encodeURIComponent(queue)}${rest}`;
-export const query = (values: Record<string, string | number | string[] | undefined>): string => {
-  const made = new URLSearchParams();
-  for (const [name, value] of Object.entries(values))
+/** Where an operation is, with the parts of its path and its query filled in. */
+export function address(key: string, given: object = {}): [method: string, path: string] {
+  const [method, template] = key.split(" ") as [string, string];
+  const rest = { ...given } as Record<string, unknown>;
+  delete rest.body;
+  const path = template.replace(/\{(\w+)\}/g, (_, name: string) => {
+    const value = String(rest[name]);
+    delete rest[name];
+    return encodeURIComponent(value);
+  });
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(rest))
     for (const each of Array.isArray(value) ? value : [value])
-      if (each !== undefined && each !== "") made.append(name, String(each));
-  return made.size ? `?${made}` : "";
-};
+      if (each !== undefined && each !== null && each !== "") query.append(name, String(each));
+  return [method, query.size ? `${path}?${query}` : path];
+}
 
-let document_: Promise<{ components: { schemas: Record<string, { properties: Record<string, Schema> }> } }> | undefined;
+/** Call an operation: `ask("GET /v1/queues/{queue}", { queue })`. */
+export async function ask<K extends Key>(
+  key: K,
+  ...[given]: object extends Given<K> ? [Given<K>?] : [Given<K>]
+): Promise<Operations[K]["answer"]> {
+  const [method, path] = address(key, given);
+  const response = await request(method, path, "application/json", (given as { body?: unknown } | undefined)?.body);
+  const text = await response.text();
+  return (text ? JSON.parse(text) : undefined) as Operations[K]["answer"];
+}
+
+/** The same as a file in another format. */
+export async function fetched<K extends Key>(key: K, given: Given<K>, accept: string): Promise<Blob> {
+  return (await request(...address(key, given), accept)).blob();
+}
+
+export interface Schema {
+  type?: string;
+  enum?: string[];
+  minimum?: number;
+  maximum?: number;
+  description?: string;
+  "x-default"?: string;
+  anyOf?: Schema[];
+}
+let document_: Promise<Record<string, Schema>> | undefined;
 /** What each setting of a queue may be, as the server declares it. */
-export async function settingSchemas(): Promise<Record<string, Schema>> {
-  document_ ??= get("/v1/openapi.json");
-  return (await document_).components.schemas.QueueSettings?.properties ?? {};
+export function settingSchemas(): Promise<Record<string, Schema>> {
+  document_ ??= request("GET", "/v1/openapi.json", "application/json")
+    .then((response) => response.json())
+    .then((found) => found.components.schemas.QueueSettings?.properties ?? {});
+  return document_;
+}
+
+// -- who looks ---------------------------------------------------------------------------------------------------------
+
+export type Right = "read" | "write" | "admin";
+let me: Me | undefined;
+export const setMe = (found: Me | undefined): void => void (me = found);
+const patterns = new Map<string, RegExp>();
+/** A name pattern as the server reads it: `*`, `?`, `[a-z]`, `[!a-z]`. */
+export function pattern(text: string): RegExp {
+  let made = patterns.get(text);
+  if (!made) {
+    const source = text.replace(/\[(!?)([^\]]+)\]|\*|\?|[.+^${}()|\\\]\[]/g, (found, not?: string, set?: string) =>
+      set !== undefined ? `[${not ? "^" : ""}${set.replaceAll("\\", "\\\\")}]` : found === "*" ? "[^]*" : found === "?" ? "[^]" : `\\${found}`,
+    );
+    patterns.set(text, (made = new RegExp(`^${source}$`)));
+  }
+  return made;
+}
+/** Whether the person at the page may do this: with a queue, or with any queue. What one may not is not offered. */
+export function may(right: Right, queue?: string): boolean {
+  if (!me) return false;
+  if (right !== "read" && me.read_only) return false;
+  return me.grants.some(
+    (grant) => grant.rights.includes(right) && (queue === undefined || grant.queues.some((each) => pattern(each).test(queue))),
+  );
+}
+export const who = (): Me | undefined => me;
+
+// -- the stream --------------------------------------------------------------------------------------------------------
+
+export type Live = ServerOverview & { queue?: QueueRow | null };
+export interface Sample {
+  at: number;
+  rates: RatesPerSecond | null;
+  ready: number;
+  leased: number;
+  delayed: number;
+}
+const SAMPLES_MAX = 900;
+const RETRY_MS = 2000;
+
+/** One stream for the whole page: the server's counts and rates every second, and those of the queue that is looked at. */
+class Stream {
+  now: Live | undefined;
+  isOn = false;
+  readonly samples = new Map<string, Sample[]>();
+  private readonly listeners = new Set<() => void>();
+  private queue: string | undefined;
+  private wanted = false;
+  private stop = new AbortController();
+
+  follow(queue: string | undefined): void {
+    if (this.wanted && queue === this.queue) return;
+    this.queue = queue;
+    this.wanted = true;
+    this.restart();
+  }
+  end(): void {
+    this.wanted = false;
+    this.stop.abort();
+  }
+  restart(): void {
+    this.stop.abort();
+    this.stop = new AbortController();
+    if (this.wanted && !document.hidden) void this.run(this.stop.signal);
+  }
+  listen(tell: () => void): () => void {
+    this.listeners.add(tell);
+    return () => void this.listeners.delete(tell);
+  }
+  private async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      try {
+        const response = await request("GET", address("GET /v1/live", { queue: this.queue })[1], "text/event-stream", undefined, signal);
+        await this.read(response.body!, signal);
+      } catch (problem) {
+        if (problem instanceof Problem && problem.status === 401) return;
+        if (problem instanceof Problem && problem.status === 404) this.queue = undefined;
+      }
+      if (signal.aborted) return;
+      this.isOn = false;
+      this.tell();
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+  private async read(body: ReadableStream<Uint8Array>, signal: AbortSignal): Promise<void> {
+    const reader = body.pipeThrough(new TextDecoderStream() as never).getReader() as ReadableStreamDefaultReader<string>;
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || signal.aborted) return;
+      const events = (rest + value).split("\n\n");
+      rest = events.pop() ?? "";
+      for (const event of events)
+        if (event.startsWith("data:")) this.take(JSON.parse(event.slice(5)) as Live);
+    }
+  }
+  private take(found: Live): void {
+    const at = Date.now() / 1000;
+    this.isOn = true;
+    this.now = found;
+    this.keep("", { at, rates: found.rates, ready: found.totals.ready, leased: found.totals.leased, delayed: found.totals.delayed });
+    if (found.queue) {
+      const { name, rates, ready, leased, delayed } = found.queue;
+      this.keep(name, { at, rates, ready, leased, delayed });
+    }
+    this.tell();
+  }
+  private keep(name: string, sample: Sample): void {
+    const kept = this.samples.get(name) ?? [];
+    this.samples.set(name, [...kept.slice(-SAMPLES_MAX + 1), sample]);
+  }
+  private tell(): void {
+    this.listeners.forEach((each) => each());
+  }
+}
+export const stream = new Stream();
+document.addEventListener("visibilitychange", () => stream.restart());
+
+/** Draw again whenever the stream tells something new. */
+export function useStream(): Live | undefined {
+  const [, draw] = useState(0);
+  useEffect(() => stream.listen(() => draw((count) => count + 1)), []);
+  return stream.now;
 }

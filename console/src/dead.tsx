@@ -1,325 +1,377 @@
-import { useMemo, useState } from "preact/hooks";
-import { get, post, query, queuePath, type Message, type NamedCounts, type Redrive } from "./api";
-import { OneMessage } from "./messages";
-import { sampleOf } from "./overview";
-import { Ask, Button, Field, Trouble, usePolled } from "./parts";
-import { QueueTabs } from "./queue";
-import { duration, normalised, number } from "./text";
+import { useEffect, useState } from "preact/hooks";
+import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMessage } from "./api";
+import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
+import { Ask, Button, Choice, Field, Trouble, usePolled } from "./parts";
+import { QueueHeader } from "./queue";
+import { duration, errorGroup, number } from "./text";
 
-const LOADED_MAX = 10_000;
-const AT_A_TIME = 1000;
+const CALLS_MAX = 50;
+const SHOWN_MAX = 100;
 
-interface Loaded {
+interface Grouped {
   queue: string;
-  messages: Message[];
+  groups: ErrorGroup[];
+  lookedAt: number;
   isWhole: boolean;
 }
-interface Group {
-  error: string;
-  messages: Message[];
-  first: number;
-  last: number;
-}
-const lastFailure = (message: Message) => message.failures?.at(-1);
-
-async function load(name: string): Promise<Loaded> {
-  const messages: Message[] = [];
-  let after = -1;
-  for (;;) {
-    const page = await get<{ queue: string; messages: Message[]; next: number | null }>(
-      queuePath(name, `/dead-letters${query({ after, limit: AT_A_TIME })}`),
-    );
-    messages.push(...page.messages);
-    if (page.next === null || messages.length >= LOADED_MAX)
-      return { queue: page.queue, messages: messages.slice(0, LOADED_MAX), isWhole: page.next === null };
+/** All groups: the server looks at so many dead letters a call, and says where to go on. */
+async function load(name: string): Promise<Grouped> {
+  const groups = new Map<string, ErrorGroup>();
+  let after: number | undefined;
+  let lookedAt = 0;
+  let queue = "";
+  for (let calls = 0; calls < CALLS_MAX; calls++) {
+    const page = await ask("GET /v1/queues/{queue}/dead-letters/groups", { queue: name, after });
+    queue = page.queue;
+    lookedAt += page.looked_at;
+    for (const each of page.groups) {
+      const group = groups.get(each.group);
+      if (!group) groups.set(each.group, each);
+      else {
+        group.count += each.count;
+        group.first_at = Math.min(group.first_at, each.first_at);
+        group.last_at = Math.max(group.last_at, each.last_at);
+      }
+    }
+    if (page.next === null) return { queue, groups: sorted(groups), lookedAt, isWhole: true };
     after = page.next;
   }
+  return { queue, groups: sorted(groups), lookedAt, isWhole: false };
 }
+const sorted = (groups: Map<string, ErrorGroup>) => [...groups.values()].sort((a, b) => b.count - a.count);
+const lastError = (message: SeenMessage): string => message.failures?.at(-1)?.error ?? "";
 
-export function grouped(messages: Message[]): Group[] {
-  const groups = new Map<string, Group>();
-  for (const message of messages) {
-    const failure = lastFailure(message);
-    const error = normalised(failure?.error ?? "") || "no error was given";
-    const at = failure?.failed_at ?? message.sent_at;
-    const group = groups.get(error);
-    if (!group) groups.set(error, { error, messages: [message], first: at, last: at });
-    else {
-      group.messages.push(message);
-      group.first = Math.min(group.first, at);
-      group.last = Math.max(group.last, at);
-    }
-  }
-  return [...groups.values()].sort((a, b) => b.messages.length - a.messages.length);
+/** What a redrive, or a deletion, is about. */
+interface Scope {
+  what: string;
+  some: Partial<Pick<NewRedrive, "group" | "sequences">>;
+  cli: string[];
+  isDeleting: boolean;
 }
 
 export function DeadLetters({ name }: { name: string }) {
-  const dead = usePolled(() => load(name), 0, [name]);
-  const groups = useMemo(() => grouped(dead.value?.messages ?? []), [dead.value]);
+  const dead = usePolled(() => load(name), 0, [name], true);
   const [open, setOpen] = useState<string>();
-  const [chosen, setChosen] = useState<Message>();
-  const [picked, setPicked] = useState<Set<number>>(new Set());
-  const [asked, setAsked] = useState<{ messages: Message[] | null; what: string } | "delete">();
+  const [chosen, setChosen] = useState<SeenMessage>();
+  const [picked, setPicked] = useState<Map<number, SeenMessage>>(new Map());
+  const [scope, setScope] = useState<Scope>();
+  const [draft, setDraft] = useState<Draft>();
+  const [doing, setDoing] = useState<Doing>();
   const from = dead.value?.queue ?? "";
   const now = Date.now() / 1000;
-  const total = dead.value?.messages.length ?? 0;
-  const all = `${dead.value?.isWhole ? number(total) : `more than ${number(total)}`} dead letters`;
-  const toggle = (message: Message) => {
-    const next = new Set(picked);
-    if (!next.delete(message.sequence)) next.add(message.sequence);
+  const total = dead.value?.groups.reduce((all, each) => all + each.count, 0) ?? 0;
+  const mayChange = from !== "" && may("admin", from);
+  const toggle = (message: SeenMessage) => {
+    const next = new Map(picked);
+    if (!next.delete(message.sequence)) next.set(message.sequence, message);
     setPicked(next);
   };
+  const everything = (isDeleting: boolean): Scope => ({ what: `all messages of ${from}, also those that came from other queues`, some: {}, cli: [], isDeleting });
+  const ofGroup = (group: ErrorGroup, isDeleting: boolean): Scope => ({
+    what: `the group “${group.group}”`,
+    some: { group: group.group },
+    cli: ["--group", group.group],
+    isDeleting,
+  });
+  const selection = (isDeleting: boolean): Scope => ({
+    what: "the selected messages",
+    some: { sequences: [...picked.keys()] },
+    cli: [...picked.values()].flatMap((each) => ["--id", each.id]),
+    isDeleting,
+  });
+  const refresh = () => (setPicked(new Map()), setChosen(undefined), void dead.again());
   return (
     <main>
-      <header class="bar">
-        <h1>{name}</h1>
-        <span class="grow" />
-        <Button onClick={() => void dead.again()} data-key="r">
+      <QueueHeader name={name} at="dead">
+        <Button onClick={refresh} data-key="r">
           Refresh
         </Button>
-        {total > 0 && (
+        {total > 0 && mayChange && (
           <>
-            <Button class="main" onClick={() => setAsked({ messages: null, what: `all messages of ${from}` })}>
+            <Button onClick={() => setScope(everything(true))}>Delete all…</Button>
+            <Button class="main" onClick={() => setScope(everything(false))}>
               Redrive all…
             </Button>
-            <Button onClick={() => setAsked("delete")}>Delete all…</Button>
           </>
         )}
-      </header>
-      <QueueTabs name={name} at="dead" />
+      </QueueHeader>
       <Trouble error={dead.error} />
-      {from && <Redrives queue={from} moved={dead.again} />}
+      {from && <Redrives queue={from} moved={async () => refresh()} />}
       {dead.value && total === 0 && <p class="empty">No message of this queue has failed for good.</p>}
       {total > 0 && (
         <p class="note">
-          {all} in <span class="mono">{from}</span>, grouped by their last error.
-          {!dead.value?.isWhole && ` The groups count the oldest ${number(total)}.`}
+          {number(total)} dead letters in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
+          {!dead.value?.isWhole && ` The groups count the oldest ${number(dead.value?.lookedAt ?? 0)}.`}
         </p>
       )}
       {picked.size > 0 && (
-        <p class="bar picked">
-          {number(picked.size)} selected
-          <Button
-            onClick={() =>
-              setAsked({
-                messages: dead.value!.messages.filter((each) => picked.has(each.sequence)),
-                what: "the selected messages",
-              })
-            }
-          >
-            Redrive the selection…
+        <div class="bar picked" role="region" aria-label="Selection">
+          <b>{number(picked.size)} selected</b>
+          <Button onClick={() => setScope(selection(false))}>Redrive the selection…</Button>
+          <Button class="bad" onClick={() => setScope(selection(true))}>
+            Delete the selection…
           </Button>
-          <Button class="quiet" onClick={() => setPicked(new Set())}>
-            Clear
+          <Button class="quiet" onClick={() => setPicked(new Map())}>
+            Clear the selection
           </Button>
-        </p>
-      )}
-      <div class="split">
-        <div>
-          {groups.map((group) => (
-            <section class="group" key={group.error}>
-              <header class="bar">
-                <b class="count">{number(group.messages.length)}</b>
-                <Button
-                  class="link error"
-                  aria-expanded={open === group.error}
-                  onClick={() => setOpen(open === group.error ? undefined : group.error)}
-                >
-                  {group.error}
-                </Button>
-                <span class="grow" />
-                <small>
-                  first {duration(now - group.first)} ago, last {duration(now - group.last)} ago
-                </small>
-                <Button onClick={() => setAsked({ messages: group.messages, what: `the group “${group.error}”` })}>
-                  Redrive…
-                </Button>
-              </header>
-              <p class="sample mono">{lastFailure(group.messages[0]!)?.error.slice(0, 300)}</p>
-              {open === group.error && (
-                <table class="rows">
-                  <thead>
-                    <tr>
-                      <th>
-                        <span class="hidden">select</span>
-                      </th>
-                      <th class="number">sequence</th>
-                      <th>error</th>
-                      <th class="number">attempts</th>
-                    </tr>
-                  </thead>
-                  <tbody>
-                    {group.messages.slice(0, 100).map((message) => (
-                      <tr key={message.sequence} class={message === chosen ? "chosen" : ""}>
-                        <td>
-                          <input
-                            type="checkbox"
-                            aria-label={`Select message ${message.sequence}`}
-                            checked={picked.has(message.sequence)}
-                            onChange={() => toggle(message)}
-                          />
-                        </td>
-                        <td class="number">
-                          <Button class="link" onClick={() => setChosen(message)}>
-                            {message.sequence}
-                          </Button>
-                        </td>
-                        <td class="start">{lastFailure(message)?.error}</td>
-                        <td class="number">{message.origin?.attempts}</td>
-                      </tr>
-                    ))}
-                  </tbody>
-                </table>
-              )}
-              {open === group.error && group.messages.length > 100 && <p class="note">These are the first 100.</p>}
-            </section>
-          ))}
         </div>
-        {chosen && <OneMessage message={chosen} close={() => setChosen(undefined)} />}
-      </div>
-      {asked === "delete" && (
-        <Ask
-          title={`Delete all dead letters of ${from}`}
-          says={`Every message of the dead-letter queue ${from} is deleted, also those that came from other queues. There are ${all} of ${name}. This cannot be undone.`}
-          name={from}
-          button="Delete the dead letters"
-          cli={["queue", "purge", from]}
-          act={() => post(queuePath(from, "/purge"))}
-          close={() => (setAsked(undefined), void dead.again())}
-        />
       )}
-      {asked && asked !== "delete" && (
-        <StartRedrive
-          from={from}
-          messages={asked.messages}
-          what={asked.what}
-          close={() => (setAsked(undefined), setPicked(new Set()), setChosen(undefined), void dead.again())}
-        />
+      {total > 0 && (
+        <div class="split">
+          <div>
+            {dead.value?.groups.map((group) => (
+              <section class="group" key={group.group}>
+                <header class="bar">
+                  <b class="count">{number(group.count)}</b>
+                  <Button class="link error" aria-expanded={open === group.group} onClick={() => setOpen(open === group.group ? undefined : group.group)}>
+                    {group.group || "no error was given"}
+                  </Button>
+                  <span class="grow" />
+                  <small>
+                    first {duration(now - group.first_at)} ago, last {duration(now - group.last_at)} ago
+                  </small>
+                  {mayChange && (
+                    <>
+                      <Button class="quiet" onClick={() => setScope(ofGroup(group, true))}>
+                        Delete…
+                      </Button>
+                      <Button onClick={() => setScope(ofGroup(group, false))}>Redrive…</Button>
+                    </>
+                  )}
+                </header>
+                <p class="sample mono">
+                  {lastError(group.sample).slice(0, 300)} · {group.sample.encoding === "base64" ? "(bytes)" : group.sample.body.slice(0, 120)}
+                </p>
+                {open === group.group && (
+                  <Letters name={name} group={group.group} chosen={chosen} choose={setChosen} picked={picked} toggle={mayChange ? toggle : undefined} />
+                )}
+              </section>
+            ))}
+          </div>
+          {chosen && (
+            <OneMessage
+              queue={from}
+              message={chosen}
+              close={() => setChosen(undefined)}
+              act={mayChange ? (what) => setDoing({ what, messages: [chosen] }) : undefined}
+              again={may("write", name) ? () => setDraft(draftOf(chosen)) : undefined}
+            />
+          )}
+        </div>
       )}
+      {scope && <Start from={from} scope={scope} close={() => (setScope(undefined), refresh())} />}
+      {draft && <Send queue={name} isFifo={false} draft={draft} close={() => setDraft(undefined)} />}
+      {doing && <Change queue={from} channel="main" doing={doing} close={() => (setDoing(undefined), refresh())} />}
     </main>
   );
 }
 
-function StartRedrive({ from, messages, what, close }: { from: string; messages: Message[] | null; what: string; close: () => void }) {
+interface Listing {
+  name: string;
+  group: string;
+  chosen?: SeenMessage;
+  choose: (message: SeenMessage) => void;
+  picked: Map<number, SeenMessage>;
+  toggle?: (message: SeenMessage) => void;
+}
+/** The messages of a group. */
+function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
+  const found = usePolled(
+    async () => {
+      const messages: SeenMessage[] = [];
+      let after: number | undefined;
+      for (let calls = 0; calls < CALLS_MAX; calls++) {
+        const page = await ask("GET /v1/queues/{queue}/dead-letters", { queue: name, after, limit: 1000 });
+        messages.push(...page.messages.filter((each) => errorGroup(lastError(each)) === group));
+        if (page.next === null || messages.length >= SHOWN_MAX) return { messages: messages.slice(0, SHOWN_MAX), isWhole: page.next === null };
+        after = page.next;
+      }
+      return { messages, isWhole: false };
+    },
+    0,
+    [name, group],
+  );
+  return (
+    <>
+      <Trouble error={found.error} />
+      <table class="rows letters">
+        <thead>
+          <tr>
+            {toggle && (
+              <th class="pick">
+                <span class="hidden">select</span>
+              </th>
+            )}
+            <th class="number">sequence</th>
+            <th>error</th>
+            <th class="number">attempts</th>
+          </tr>
+        </thead>
+        <tbody>
+          {found.value?.messages.map((message) => (
+            <tr key={message.sequence} class={message.sequence === chosen?.sequence ? "chosen" : ""}>
+              {toggle && (
+                <td class="pick">
+                  <input type="checkbox" aria-label={`Select message ${message.sequence}`} checked={picked.has(message.sequence)} onChange={() => toggle(message)} />
+                </td>
+              )}
+              <td class="number">
+                <Button class="link" onClick={() => choose(message)} aria-label={`Show message ${message.sequence}`}>
+                  {message.sequence}
+                </Button>
+              </td>
+              <td class="start">{lastError(message)}</td>
+              <td class="number">{message.origin?.attempts}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {found.value && !found.value.isWhole && <p class="note">These are the first {SHOWN_MAX}.</p>}
+    </>
+  );
+}
+
+/** Says how many messages it is about, as the server counts them, before anything happens. */
+function Start({ from, scope, close }: { from: string; scope: Scope; close: () => void }) {
   const [rate, setRate] = useState("");
   const [target, setTarget] = useState("");
-  const sequences = messages?.map((each) => each.sequence);
-  const cli = [
-    ...["redrive", from],
-    ...(messages ?? []).flatMap((each) => ["--id", each.id]),
-    ...(target ? ["--to", target] : []),
-    ...(rate ? ["--rate", rate] : []),
-  ];
+  const { isDeleting } = scope;
+  const counted = usePolled(() => ask("POST /v1/redrives", { body: { queue: from, ...scope.some, discard: isDeleting, dry_run: true } }), 0, []);
+  const count = counted.value && number(counted.value.to_move);
+  const verb = isDeleting ? "Delete" : "Redrive";
   return (
     <Ask
-      title="Redrive"
+      title={`${verb} dead letters`}
       says={
         <>
-          {messages ? (
-            <>
-              <b>{number(messages.length)}</b> messages go back: {what}.
-            </>
+          <Trouble error={counted.error} />
+          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {isDeleting ? "are deleted" : "go back"}: {scope.what}.{" "}
+          {isDeleting ? (
+            "This cannot be undone; what is not deleted yet can be saved with Stop."
           ) : (
-            <>Everything goes back: {what}, also those that came from other queues.</>
-          )}{" "}
-          Each goes to {target ? <b>{target}</b> : "the queue it came from"}, and is delivered again as if it were new.
+            <>Each goes to {target ? <b>{target}</b> : "the queue it came from"}, and is delivered again as if it were new.</>
+          )}
         </>
       }
-      button={messages ? `Redrive ${number(messages.length)}` : "Redrive all"}
-      cli={cli}
+      button={`${verb} ${count ?? "…"}`}
+      isWaiting={!counted.value}
+      name={isDeleting && !scope.some.sequences ? from : undefined}
+      destroys={isDeleting}
+      cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? ["--to", target] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
-        post("/v1/redrives", {
-          queue: from,
-          ...(sequences ? { sequences } : {}),
-          ...(target ? { target } : {}),
-          ...(rate ? { rate: Number(rate) } : {}),
+        ask("POST /v1/redrives", {
+          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, rate: rate ? Number(rate) : null },
         })
       }
+      done={isDeleting ? "The deletion is under way." : "The redrive is under way."}
       close={close}
     >
       <div class="row">
         <Field label="Messages a second" hint="empty: as fast as it goes">
           <input type="number" min="1" max="1000000" value={rate} onInput={(event) => setRate(event.currentTarget.value)} />
         </Field>
-        <Field label="To another queue" hint="empty: where each came from">
-          <input value={target} onInput={(event) => setTarget(event.currentTarget.value)} />
-        </Field>
+        {!isDeleting && (
+          <Field label="To another queue" hint="empty: where each came from">
+            <input value={target} onInput={(event) => setTarget(event.currentTarget.value)} />
+          </Field>
+        )}
       </div>
     </Ask>
   );
 }
 
+/** Redrives and deletions, how far they are, and a button that stops them. */
 function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void> }) {
-  const [running, setRunning] = useState(false);
+  const [isRunning, setRunning] = useState(false);
   const [error, setError] = useState<Error>();
-  const list = usePolled(
-    async () => {
-      const { redrives } = await get<{ redrives: Redrive[] }>(`/v1/redrives${query({ queue })}`);
-      const isRunning = redrives.some((each) => each.status === "running");
-      if (running && !isRunning) void moved?.();
-      setRunning(isRunning);
-      return redrives;
-    },
-    running ? 1000 : 3000,
-    [queue, running],
-  );
+  const list = usePolled(async () => (await ask("GET /v1/redrives", { queue })).redrives, isRunning ? 1000 : 3000, [queue], true);
   const redrives = list.value?.slice(0, 5) ?? [];
+  const runs = redrives.some((each) => each.status === "running");
+  useEffect(() => {
+    if (isRunning && !runs) void moved?.();
+    setRunning(runs);
+  }, [runs]);
   if (!redrives.length) return null;
   return (
-    <section>
+    <section aria-label="Redrives">
       <h2>Redrives</h2>
       <Trouble error={error} />
       {redrives.map((each) => (
-        <div key={each.task} class="bar redrive">
-          <span class="mono">{each.queue}</span>
-          <span class={`tag ${each.status}`}>{each.status}</span>
-          <progress max={Math.max(1, each.to_move)} value={each.status === "done" ? Math.max(1, each.to_move) : each.moved} aria-label={`Redrive ${each.task}`} />
-          <span>
-            {number(each.moved)} moved{each.status === "running" && ` of ${number(each.to_move)} at most`}{each.skipped > 0 && `, ${number(each.skipped)} skipped`}
-            {each.error && `: ${each.error}`}
-          </span>
-          {each.status === "running" && (
-            <Button onClick={() => void post(`/v1/redrives/${each.task}/cancel`).then(list.again, setError)}>Stop</Button>
-          )}
-        </div>
+        <Progress key={each.task} redrive={each} stop={() => void ask("POST /v1/redrives/{task}/cancel", { task: String(each.task) }).then(list.again, setError)} />
       ))}
     </section>
   );
 }
 
-/** Every queue with dead letters. */
+function Progress({ redrive, stop }: { redrive: Redrive; stop: () => void }) {
+  const { status, moved, to_move, skipped, error, discard, group } = redrive;
+  return (
+    <div class="bar redrive">
+      <span class="mono">{redrive.queue}</span>
+      {group && <span class="note">{group}</span>}
+      <span class={`tag ${status}`}>{status}</span>
+      <progress max={Math.max(1, to_move)} value={status === "done" ? Math.max(1, to_move) : moved} aria-label={`Redrive ${redrive.task}`} />
+      <span>
+        {number(moved)} {discard ? "deleted" : "moved"}
+        {status === "running" && ` of ${number(to_move)} at most`}
+        {skipped > 0 && `, ${number(skipped)} skipped`}
+        {error && `: ${error}`}
+      </span>
+      {status === "running" && may("admin", redrive.queue) && <Button onClick={stop}>Stop</Button>}
+    </div>
+  );
+}
+
+/** Every queue with dead letters: the server sorts, so that those with most come first, however many queues there are. */
 export function AllDead() {
-  const queues = usePolled(() => get<{ queues: NamedCounts[]; next: string | null }>("/v1/stats/queues?limit=1000"), 5000, []);
-  const found = (queues.value?.queues ?? [])
-    .map((each) => ({ name: each.name, dead: sampleOf(each).dead }))
-    .filter((each) => each.dead > 0)
-    .sort((a, b) => b.dead - a.dead);
+  const [view, setView] = useState<"dead" | "failed">("dead");
+  const queues = usePolled(() => ask("GET /v1/overview/queues", { sort: view, descending: true, limit: 200 }), 5000, [view], true);
+  const found = (queues.value?.queues ?? []).filter((each) => each.dead > 0 || (each.rates?.failed ?? 0) > 0);
   return (
     <main>
-      <h1>Dead letters</h1>
+      <header class="bar">
+        <h1>Dead letters</h1>
+        <span class="grow" />
+        <Choice
+          label="Order"
+          all={
+            [
+              ["dead", "Most dead letters"],
+              ["failed", "Failing now"],
+            ] as const
+          }
+          now={view}
+          set={setView}
+        />
+      </header>
       <Trouble error={queues.error} />
       <Redrives />
-      {queues.value?.next && <p class="note">These are of the first 1,000 queues by name. The page of a queue has its own.</p>}
       {queues.value && found.length === 0 && <p class="empty">No message has failed for good since the queues were made.</p>}
       {found.length > 0 && (
-        <table class="rows">
-          <thead>
-            <tr>
-              <th>queue</th>
-              <th class="number">failed for good, ever</th>
-            </tr>
-          </thead>
-          <tbody>
-            {found.map((each) => (
-              <tr key={each.name}>
-                <td class="name">
-                  <a href={`#/queues/${encodeURIComponent(each.name)}/dead`}>{each.name}</a>
-                </td>
-                <td class="number">{number(each.dead)}</td>
+        <section>
+          <table class="rows">
+            <thead>
+              <tr>
+                <th>queue</th>
+                <th class="number">failed for good, ever</th>
+                <th class="number">failed/s</th>
+                <th class="number">dead/s</th>
               </tr>
-            ))}
-          </tbody>
-        </table>
+            </thead>
+            <tbody>
+              {found.map((each) => (
+                <tr key={each.name}>
+                  <td class="name">
+                    <a href={`#/queues/${encodeURIComponent(each.name)}/dead`}>{each.name}</a>
+                  </td>
+                  <td class="number">{number(each.dead)}</td>
+                  <td class="number">{(each.rates?.failed ?? 0).toFixed(1)}</td>
+                  <td class="number">{(each.rates?.dead ?? 0).toFixed(1)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </section>
       )}
     </main>
   );

@@ -1,15 +1,22 @@
-import { render } from "preact";
+import { render, type JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { forgetToken, get, hasToken, post, setToken, whenRefused, type Partitions } from "./api";
+import { ask, forgetToken, hasToken, may, setMe, setToken, stream, useStream, whenRefused, who, type QueueRow } from "./api";
+import { Audit } from "./audit";
+import { Cluster, Lookup } from "./cluster";
 import { AllDead, DeadLetters } from "./dead";
 import { Messages } from "./messages";
 import { Overview } from "./overview";
-import { Button, Field, isTyping, setTheme, theme, Trouble, usePolled } from "./parts";
+import { Button, Field, isTyping, Said, setTheme, theme, Trouble } from "./parts";
 import { Queue } from "./queue";
+import { AllSessions } from "./sessions";
+import { Settings } from "./settings";
+import { Spark } from "./spark";
 import "./style.css";
+import { duration } from "./text";
 
 const go = (path: string): void => void (location.hash = `#/${path}`);
-const parts = (): string[] => location.hash.replace(/^#\/?/, "").split("/").map(decode);
+const toggleTheme = () => setTheme(theme() === "dark" ? "light" : "dark");
+const parts = (): string[] => location.hash.replace(/^#\/?/, "").split("?")[0]!.split("/").map(decode);
 function decode(text: string): string {
   try {
     return decodeURIComponent(text);
@@ -17,40 +24,77 @@ function decode(text: string): string {
     return text;
   }
 }
-const PLACES: Record<string, string> = { q: "", o: "", d: "dead", c: "cluster" };
+
+interface Place {
+  path: string;
+  key: string;
+  label: string;
+  icon: string;
+  isFor?: () => boolean;
+}
+const PLACES: Place[] = [
+  { path: "", key: "q", label: "Overview", icon: "M3 13h4v7H3zM10 4h4v16h-4zM17 9h4v11h-4z" },
+  { path: "dead", key: "d", label: "Dead letters", icon: "M12 3 2 20h20zM12 10v4M12 17v.5" },
+  { path: "sessions", key: "s", label: "Sessions", icon: "M8 11a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 21c0-4 3-6 6-6s6 2 6 6M16 4a4 4 0 0 1 0 7M18 15c2 .5 4 2.500 4 6" },
+  { path: "spark", key: "p", label: "Spark", icon: "M13 2 4 14h7l-1 8 9-12h-7z" },
+  { path: "cluster", key: "c", label: "Cluster", icon: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.5M8 17h.5" },
+  { path: "lookup", key: "l", label: "Lookup", icon: "M11 18a7 7 0 1 0 0-14 7 7 0 0 0 0 14zM16 16l5 5" },
+  { path: "audit", key: "a", label: "Audit", icon: "M6 3h9l4 4v14H6zM9 12h7M9 16h7", isFor: () => may("admin") || !!who()?.read_only },
+];
 const KEYS: [string, string][] = [
+  ["Ctrl K", "go to a queue or a page, by its name"],
   ["/", "search or filter"],
   ["j, k", "next row, row before"],
   ["Enter", "open the row"],
+  ["x", "select the row"],
   ["n", "create a queue, or send a message"],
   ["r", "refresh"],
-  ["g q", "go to the queues"],
-  ["g d", "go to the dead letters"],
-  ["g c", "go to the cluster"],
+  ...PLACES.map((each): [string, string] => [`g ${each.key}`, `go to: ${each.label}`]),
+  ["1, 2, 3, 4", "parts of a queue"],
   ["t", "dark or light"],
   ["?", "this list"],
   ["Esc", "close"],
 ];
 
+const Icon = ({ path }: { path: string }) => (
+  <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">
+    <path d={path} />
+  </svg>
+);
+
 function App() {
   const [path, setPath] = useState(parts());
   const [refused, setRefused] = useState(false);
-  const [help, setHelp] = useState(false);
+  const [known, setKnown] = useState(false);
+  const [trouble, setTrouble] = useState<Error>();
+  const [open, setOpen] = useState<"help" | "palette">();
+  const [place, name, part] = path;
+  const queue = place === "queues" && name ? name : undefined;
   useEffect(() => {
     whenRefused(() => setRefused(true));
-    const moved = () => (setPath(parts()), scrollTo(0, 0));
+    const moved = () => {
+      const next = parts();
+      setPath((now) => (now.join("/") === next.join("/") ? now : (scrollTo(0, 0), next)));
+    };
     let isGoing = false;
     const key = (event: KeyboardEvent) => {
+      if ((event.ctrlKey || event.metaKey) && event.key === "k") {
+        event.preventDefault();
+        setOpen("palette");
+        return;
+      }
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (isTyping(event)) {
         if (event.key === "Escape") (event.target as HTMLElement).blur();
         return;
       }
       const press = (selector: string) => document.querySelector<HTMLElement>(selector);
-      if (isGoing && event.key in PLACES) go(PLACES[event.key]!);
+      const to = PLACES.find((each) => each.key === event.key);
+      if (isGoing && to) go(to.path);
       else if (event.key === "/") (event.preventDefault(), press(".search")?.focus());
-      else if (event.key === "?") setHelp(true);
-      else if (event.key === "t") setTheme(theme() === "dark" ? "light" : "dark");
+      else if (event.key === "?") setOpen("help");
+      else if (event.key === "t") toggleTheme();
+      else if (/^[1-4]$/.test(event.key)) press(`.tabs a:nth-child(${event.key})`)?.click();
       else if (event.key === "n" || event.key === "r") {
         const found = press(`[data-key=${event.key}]`);
         if (found) (event.preventDefault(), found.click());
@@ -61,69 +105,141 @@ function App() {
     addEventListener("keydown", key);
     return () => (removeEventListener("hashchange", moved), removeEventListener("keydown", key));
   }, []);
-  const [place, name, part] = path;
+  useEffect(() => {
+    if (refused) return stream.end();
+    let isOver = false;
+    const know = () =>
+      void ask("GET /v1/me").then(
+        (found) => (setMe(found), setTrouble(undefined), setKnown(true)),
+        (problem) => {
+          setTrouble(problem as Error);
+          if (!isOver) setTimeout(know, 2000);
+        },
+      );
+    know();
+    return () => void (isOver = true);
+  }, [refused]);
+  useEffect(() => {
+    if (known && !refused) stream.follow(queue);
+  }, [known, refused, queue]);
+  useEffect(() => {
+    const label = queue ?? PLACES.find((each) => each.path === (place ?? ""))?.label;
+    document.title = label && label !== "Overview" ? `${label} · Penstock` : "Penstock";
+  }, [place, queue]);
   const signOut = () => {
     forgetToken();
+    setMe(undefined);
+    setKnown(false);
     setRefused(true);
   };
   return (
-    <>
+    <div class="frame">
       <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.getElementById("content")?.focus())}>
         Skip to the content
       </a>
-      <header class="top">
-        <a class="brand" href="#/">
+      <header class="side">
+        <a class="brand" href="#/" aria-label="Penstock: overview">
           <svg viewBox="0 0 32 32" aria-hidden="true">
             <path d="M8 7v18M8 10h9a6 6 0 0 1 0 12H8" />
           </svg>
-          Penstock
+          <span>Penstock</span>
         </a>
-        {!refused && (
-          <nav aria-label="Pages">
-            <a href="#/" aria-current={!place || place === "queues" ? "page" : undefined}>
-              Queues
-            </a>
-            <a href="#/dead" aria-current={place === "dead" ? "page" : undefined}>
-              Dead letters
-            </a>
-            <a href="#/cluster" aria-current={place === "cluster" ? "page" : undefined}>
-              Cluster
-            </a>
-            <a href="/v1/docs">API</a>
-          </nav>
+        {!refused && known && (
+          <>
+            <Button class="find" onClick={() => setOpen("palette")} aria-label="Go to a queue or a page">
+              <Icon path="M11 18a7 7 0 1 0 0-14 7 7 0 0 0 0 14zM16 16l5 5" />
+              <span>Go to…</span>
+              <kbd>Ctrl K</kbd>
+            </Button>
+            <nav aria-label="Pages">
+              {PLACES.filter((each) => each.isFor?.() ?? true).map((each) => (
+                <a key={each.path} href={`#/${each.path}`} aria-current={(place === "queues" ? "" : (place ?? "")) === each.path ? "page" : undefined}>
+                  <Icon path={each.icon} />
+                  <span>{each.label}</span>
+                </a>
+              ))}
+              <a href="/v1/docs">
+                <Icon path="M8 6 2 12l6 6M16 6l6 6-6 6" />
+                <span>API</span>
+              </a>
+            </nav>
+          </>
         )}
         <span class="grow" />
-        <Button class="quiet" onClick={() => setTheme(theme() === "dark" ? "light" : "dark")} aria-label="Dark or light">
-          ◐
-        </Button>
-        <Button class="quiet" onClick={() => setHelp(true)} aria-label="Keys">
-          ?
-        </Button>
-        {hasToken() && !refused && (
-          <Button class="quiet" onClick={signOut}>
-            Sign out
-          </Button>
-        )}
+        <div class="foot">
+          {!refused && known && <State />}
+          <div class="bar">
+            <Button class="quiet" onClick={toggleTheme} aria-label="Dark or light" title="Dark or light (t)">
+              <Icon path="M12 3v18a9 9 0 0 0 0-18zM12 3a9 9 0 0 0 0 18" />
+            </Button>
+            <Button class="quiet" onClick={() => setOpen("help")} aria-label="Keys" title="Keys (?)">
+              <Icon path="M3 6h18v12H3zM7 10h.5M11 10h.5M15 10h.5M8 14h8" />
+            </Button>
+            {hasToken() && !refused && (
+              <Button class="quiet out" onClick={signOut}>
+                Sign out
+              </Button>
+            )}
+          </div>
+        </div>
       </header>
       <div id="content" tabIndex={-1}>
-      {refused ? (
-        <Login done={() => setRefused(false)} />
-      ) : place === "queues" && name && part === "messages" ? (
-        <Messages key={name} name={name} />
-      ) : place === "queues" && name && part === "dead" ? (
-        <DeadLetters key={name} name={name} />
-      ) : place === "queues" && name ? (
-        <Queue key={name} name={name} go={go} />
-      ) : place === "dead" ? (
-        <AllDead />
-      ) : place === "cluster" ? (
-        <Cluster />
-      ) : (
-        <Overview go={go} />
-      )}
+        {refused ? (
+          <Login done={() => setRefused(false)} />
+        ) : !known ? (
+          <main>
+            <Trouble error={trouble} />
+          </main>
+        ) : (
+          page(place, name, part)
+        )}
       </div>
-      {help && <Help close={() => setHelp(false)} />}
-    </>
+      {open === "help" && <Help close={() => setOpen(undefined)} />}
+      {open === "palette" && <Palette close={() => setOpen(undefined)} />}
+      <Said />
+    </div>
+  );
+}
+
+function page(place: string | undefined, name: string | undefined, part: string | undefined): JSX.Element {
+  if (place === "queues" && name) {
+    if (part === "messages") return <Messages key={name} name={name} />;
+    if (part === "dead") return <DeadLetters key={name} name={name} />;
+    if (part === "settings") return <Settings key={name} name={name} />;
+    return <Queue key={name} name={name} go={go} />;
+  }
+  if (place === "dead") return <AllDead />;
+  if (place === "sessions") return <AllSessions />;
+  if (place === "spark") return <Spark />;
+  if (place === "cluster") return <Cluster />;
+  if (place === "lookup") return <Lookup />;
+  if (place === "audit") return <Audit />;
+  return <Overview go={go} />;
+}
+
+/** Whether the stream is on, who looks, and which server this is. */
+function State() {
+  const now = useStream();
+  const person = who();
+  return (
+    <div class="state">
+      <p>
+        <span class={stream.isOn ? "dot on" : "dot"} aria-hidden="true" />
+        {stream.isOn ? "Live" : "Waiting for the server"}
+      </p>
+      {person?.needs_credentials && (
+        <p class="who">
+          {person.name}
+          {person.read_only ? " · read only" : may("admin") ? " · admin" : may("write") ? " · writer" : " · reader"}
+        </p>
+      )}
+      {!person?.needs_credentials && person?.read_only && <p class="who">read only</p>}
+      {now && (
+        <p class="version">
+          {now.version} · up {duration(now.uptime)}
+        </p>
+      )}
+    </div>
   );
 }
 
@@ -148,14 +264,73 @@ function Help({ close }: { close: () => void }) {
   );
 }
 
+/** Go anywhere by typing a part of its name. The server finds the queues, however many there are. */
+function Palette({ close }: { close: () => void }) {
+  const [typed, setTyped] = useState("");
+  const [queues, setQueues] = useState<QueueRow[]>([]);
+  const [at, setAt] = useState(0);
+  useEffect(() => {
+    let isOld = false;
+    void ask("GET /v1/overview/queues", { contains: typed, limit: 8 }).then(
+      (found) => isOld || (setQueues(found.queues), setAt(0)),
+      () => {},
+    );
+    return () => void (isOld = true);
+  }, [typed]);
+  const found = [
+    ...PLACES.filter((each) => (each.isFor?.() ?? true) && each.label.toLowerCase().includes(typed.toLowerCase())).map((each) => ({
+      label: each.label,
+      path: each.path,
+      hint: "page",
+    })),
+    ...queues.map((each) => ({ label: each.name, path: `queues/${encodeURIComponent(each.name)}`, hint: `${each.ready.toLocaleString("en-US")} ready` })),
+  ];
+  const shown = typed ? [...found].sort((a, b) => Number(b.label.startsWith(typed)) - Number(a.label.startsWith(typed))) : found;
+  const open = (index: number) => {
+    const to = shown[index];
+    if (to) (close(), go(to.path));
+  };
+  const key = (event: KeyboardEvent) => {
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    if (step) (event.preventDefault(), setAt(Math.max(0, Math.min(shown.length - 1, at + step))));
+    if (event.key === "Enter") (event.preventDefault(), open(at));
+  };
+  return (
+    <dialog class="palette" ref={(each) => void (each && !each.open && each.showModal())} onClose={close} aria-label="Go to">
+      <input
+        placeholder="A queue or a page"
+        aria-label="Name of a queue or a page"
+        role="combobox"
+        aria-expanded="true"
+        aria-controls="palette-list"
+        aria-activedescendant={shown.length ? `palette-${at}` : undefined}
+        value={typed}
+        onInput={(event) => setTyped(event.currentTarget.value)}
+        onKeyDown={key}
+      />
+      <div role="listbox" id="palette-list" aria-label="Found">
+        {shown.map((each, index) => (
+          <div key={each.path} id={`palette-${index}`} role="option" aria-selected={index === at} onClick={() => open(index)}>
+            <span class="mono">{each.label}</span>
+            <small>{each.hint}</small>
+          </div>
+        ))}
+      </div>
+      {!shown.length && <p class="empty">Nothing has this in its name.</p>}
+    </dialog>
+  );
+}
+
 function Login({ done }: { done: () => void }) {
-  const [token, setTyped] = useState("");
+  const [how, setHow] = useState<"token" | "password">("password");
+  const [user, setUser] = useState("");
+  const [secret, setSecret] = useState("");
   const [error, setError] = useState<Error>();
   const submit = async (event: Event) => {
     event.preventDefault();
-    setToken(token);
+    setToken(how === "token" ? secret : `${user}:${secret}`);
     try {
-      await get("/v1/queues?limit=1");
+      setMe(await ask("GET /v1/me"));
       done();
     } catch (problem) {
       forgetToken();
@@ -166,9 +341,22 @@ function Login({ done }: { done: () => void }) {
     <main class="login">
       <form onSubmit={submit}>
         <h1>Sign in</h1>
-        <p>This server asks for a token, or for ACCESS_KEY:SECRET_KEY. You see and may do what it may.</p>
-        <Field label="Token" hint="This tab forgets it when it is closed.">
-          <input type="password" autocomplete="current-password" value={token} required onInput={(event) => setTyped(event.currentTarget.value)} />
+        <p>You see and may do what your credentials may. This tab forgets them when it is closed.</p>
+        <div class="choice" role="group" aria-label="Sign in with">
+          <Button aria-pressed={how === "password"} onClick={() => setHow("password")}>
+            User and password
+          </Button>
+          <Button aria-pressed={how === "token"} onClick={() => setHow("token")}>
+            Token
+          </Button>
+        </div>
+        {how === "password" && (
+          <Field label="User" hint="or an access key">
+            <input name="user" autocomplete="username" value={user} required onInput={(event) => setUser(event.currentTarget.value)} />
+          </Field>
+        )}
+        <Field label={how === "token" ? "Token" : "Password"} hint={how === "token" ? undefined : "or its secret key"}>
+          <input type="password" autocomplete="current-password" value={secret} required onInput={(event) => setSecret(event.currentTarget.value)} />
         </Field>
         <Trouble error={error} />
         <div class="buttons">
@@ -177,43 +365,6 @@ function Login({ done }: { done: () => void }) {
           </button>
         </div>
       </form>
-    </main>
-  );
-}
-
-function Cluster() {
-  const map = usePolled(() => post<Partitions>("/get_partitions"), 5000, []);
-  const found = map.value;
-  const owned = (node: string) => found?.owners.filter((owner) => owner === node).length ?? 0;
-  return (
-    <main>
-      <h1>Cluster</h1>
-      <Trouble error={map.error} />
-      {found && (
-        <>
-          <p class="note">
-            {found.partitions === 1 ? "One shard" : `${found.partitions} shards`}, version {found.version} of the partition map.
-          </p>
-          <table>
-            <thead>
-              <tr>
-                <th>node</th>
-                <th>address</th>
-                <th class="number">shards</th>
-              </tr>
-            </thead>
-            <tbody>
-              {Object.entries(found.nodes).map(([node, url]) => (
-                <tr key={node}>
-                  <td class="name">{node}</td>
-                  <td class="mono">{url}</td>
-                  <td class="number">{owned(node)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </>
-      )}
     </main>
   );
 }

@@ -1,108 +1,232 @@
 import { useCallback, useMemo, useState } from "preact/hooks";
-import { get, post, query, queuePath, type Message, type QueueDescription } from "./api";
-import { Ask, Button, Cli, download, Field, Trouble, usePolled, useRows } from "./parts";
-import { QueueTabs } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, prettyJson } from "./text";
+import { ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
+import { Ask, Button, Choice, Cli, download, Field, Trouble, usePolled, useRows } from "./parts";
+import { QueueHeader } from "./queue";
+import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
+const SEARCH_MS = 3000;
 const SHOWN_MAX = 64 * 1024;
+const HEX_MAX = 4096;
 const START_MAX = 160;
+const CSV = "text/csv";
+const ARROW = "application/vnd.apache.arrow.stream";
+
+type Searching = Operations["GET /v1/queues/{queue}/search"]["asked"];
+type State = (typeof STATES)[number];
+type View = State | "all" | "retrying" | "done";
+const VIEWS: readonly (readonly [View, string])[] = [
+  ["all", "All"],
+  ["ready", "Ready"],
+  ["leased", "Leased"],
+  ["delayed", "Delayed"],
+  ["retrying", "Retrying"],
+  ["done", "Done"],
+];
+const KINDS = [
+  ["text", "Body contains"],
+  ["path", "JSON path is"],
+  ["attribute", "Attribute is"],
+  ["id", "Id is"],
+] as const;
+type Kind = (typeof KINDS)[number][0];
+interface Search {
+  kind: Kind;
+  what: string;
+  value: string;
+  since: string;
+  until: string;
+}
+const EMPTY: Search = { kind: "text", what: "", value: "", since: "", until: "" };
+const time = (text: string): number | undefined => (text ? new Date(text).getTime() / 1000 : undefined);
+
+/** What is looked for, as the server's search takes it. */
+function asked(queue: string, search: Search, view: View): Omit<Searching, "after" | "limit"> {
+  const { kind, what, value } = search;
+  return {
+    queue,
+    ...(what && kind === "text" ? { text: what } : {}),
+    ...(what && kind === "id" ? { id: what } : {}),
+    ...(what && kind === "path" ? { path: what, value: value || undefined } : {}),
+    ...(what && kind === "attribute" ? { attribute: what, attribute_value: value || undefined } : {}),
+    since: time(search.since),
+    until: time(search.until),
+    states: view === "all" ? [...STATES] : view === "retrying" ? ["ready", "delayed"] : [view],
+  };
+}
 
 export function Messages({ name }: { name: string }) {
-  const [states, setStates] = useState<string[]>([...STATES]);
-  const [typed, setTyped] = useState("");
-  const [contains, setContains] = useState("");
-  const [channel, setChannel] = useState("main");
+  const [view, setView] = useState<View>("all");
+  const [typed, setTyped] = useState<Search>(EMPTY);
+  const [search, setSearch] = useState<Search>(EMPTY);
+  const [wantedChannel, setChannel] = useState("main");
   const [pages, setPages] = useState<number[]>([-1]);
   const [chosen, setChosen] = useState<number>();
+  const [picked, setPicked] = useState<Map<number, SeenMessage>>(new Map());
   const [draft, setDraft] = useState<Draft>();
+  const [doing, setDoing] = useState<Doing>();
+  const [error, setError] = useState<Error>();
   const after = pages.at(-1)!;
-  const queue = usePolled(() => get<QueueDescription>(queuePath(name)), 0, [name]);
-  const channels = queue.value?.stats.channels.map((each) => each.name) ?? ["main"];
-  const at = channels.includes(channel) ? channel : (channels[0] ?? "main");
+  const queue = usePolled(() => ask("GET /v1/queues/{queue}", { queue: name }), 0, [name]);
+  const channels = queue.value?.stats.channels.map((each) => each.name) ?? [];
+  const channel = channels.includes(wantedChannel) ? wantedChannel : (channels[0] ?? "main");
+  const sought = { ...asked(name, search, view), channel };
   const seen = usePolled(
-    () =>
-      get<{ messages: Message[]; next: number | null }>(
-        queuePath(name, `/messages${query({ states, contains, channel: at, after, limit: PAGE })}`),
-      ),
+    async () => {
+      // One call looks at so many messages: what it has not found yet comes later, or when somebody presses Next.
+      const until = performance.now() + SEARCH_MS;
+      let lookedAt = 0;
+      const found: SeenMessage[] = [];
+      let next: number | null = after;
+      while (next !== null && found.length < PAGE && performance.now() < until) {
+        const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
+        found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
+        next = page.next;
+        lookedAt += page.looked_at;
+      }
+      return { messages: found, next, lookedAt };
+    },
     0,
-    [name, states.join(), contains, at, after],
+    [name, JSON.stringify(sought), view, after],
+    true,
   );
   const messages = seen.value?.messages ?? [];
   const open = useCallback((index: number) => setChosen(messages[index]?.sequence), [messages]);
-  const [row] = useRows(messages.length, open);
-  const message = messages.find((each) => each.sequence === chosen);
-  const search = (event: Event) => {
-    event.preventDefault();
-    setPages([-1]);
-    setContains(typed);
+  const pick = (message: SeenMessage) => {
+    const next = new Map(picked);
+    if (!next.delete(message.sequence)) next.set(message.sequence, message);
+    setPicked(next);
   };
-  const cli = ["peek", name, "--channel", at, "--max", String(PAGE), ...(contains ? ["--contains", contains] : [])];
+  const mayChange = may("admin", name);
+  const maySend = may("write", name);
+  const [row] = useRows(messages.length, open, (index) => mayChange && pick(messages[index]!));
+  const message = messages.find((each) => each.sequence === chosen);
+  const restart = () => (setPages([-1]), setPicked(new Map()));
+  const submit = (event: Event) => {
+    event.preventDefault();
+    restart();
+    setSearch(typed);
+  };
+  const save = async (accept: string, ending: string) => {
+    try {
+      const file =
+        accept === ARROW
+          ? await fetched("GET /v1/queues/{queue}/records", { queue: name }, accept)
+          : await fetched("GET /v1/queues/{queue}/search", { ...sought, after, limit: 1000 }, accept);
+      download(`${name}.${ending}`, accept, file);
+      setError(undefined);
+    } catch (problem) {
+      setError(problem as Error);
+    }
+  };
+  const isPaired = typed.kind === "path" || typed.kind === "attribute";
+  const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
+  const refresh = () => (setPicked(new Map()), void seen.again(), void queue.again());
   return (
     <main>
-      <header class="bar">
-        <h1>{name}</h1>
-        <span class="grow" />
-        <Button onClick={() => void seen.again()} data-key="r">
+      <QueueHeader name={name} at="messages">
+        <Button onClick={refresh} data-key="r">
           Refresh
         </Button>
-        <Button class="main" onClick={() => setDraft({ body: "", attributes: "" })} data-key="n">
-          Send a message
-        </Button>
-      </header>
-      <QueueTabs name={name} at="messages" />
-      <form class="bar filters" onSubmit={search}>
+        {maySend && (
+          <Button class="main" onClick={() => setDraft({ body: "", attributes: "" })} data-key="n">
+            Send a message
+          </Button>
+        )}
+      </QueueHeader>
+      <form class="bar filters" onSubmit={submit} role="search">
+        <select aria-label="Search by" value={typed.kind} onChange={(event) => setTyped({ ...typed, kind: event.currentTarget.value as Kind })}>
+          {KINDS.map(([kind, label]) => (
+            <option key={kind} value={kind}>
+              {label}
+            </option>
+          ))}
+        </select>
         <input
           type="search"
           class="search"
-          placeholder="Body contains  ( / )"
-          aria-label="Only messages whose body contains this"
-          value={typed}
-          onInput={(event) => setTyped(event.currentTarget.value)}
+          placeholder={{ text: "text  ( / )", path: "$.order.items[0].name", attribute: "name", id: "id or sequence" }[typed.kind]}
+          aria-label="What to search for"
+          value={typed.what}
+          onInput={(event) => setTyped({ ...typed, what: event.currentTarget.value })}
         />
+        {isPaired && (
+          <input
+            class="value"
+            placeholder="value (empty: any)"
+            aria-label="Its value"
+            value={typed.value}
+            onInput={(event) => setTyped({ ...typed, value: event.currentTarget.value })}
+          />
+        )}
+        <label class="check">
+          since
+          <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
+        </label>
+        <label class="check">
+          until
+          <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
+        </label>
         <button type="submit">Search</button>
-        <fieldset>
-          <legend class="hidden">States</legend>
-          {STATES.map((state) => (
-            <label key={state} class="check">
-              <input
-                type="checkbox"
-                checked={states.includes(state)}
-                onChange={() => {
-                  const others = states.filter((each) => each !== state);
-                  const next = others.length === states.length ? [...states, state] : others;
-                  setPages([-1]);
-                  setStates(next.length ? next : [state]);
-                }}
-              />
-              {state}
-            </label>
-          ))}
-        </fieldset>
+        {search !== EMPTY && (
+          <Button class="quiet" onClick={() => (setTyped(EMPTY), setSearch(EMPTY), restart())}>
+            Clear
+          </Button>
+        )}
+      </form>
+      <div class="bar">
+        <Choice label="States" all={VIEWS} now={view} set={(next) => (setView(next), restart())} />
+        <a class="button" href={`#/queues/${encodeURIComponent(name)}/dead`}>
+          Dead
+        </a>
         {channels.length > 1 && (
           <label class="check">
             channel
-            <select value={at} onChange={(event) => (setPages([-1]), setChannel(event.currentTarget.value))}>
+            <select value={channel} onChange={(event) => (restart(), setChannel(event.currentTarget.value))}>
               {channels.map((each) => (
                 <option key={each}>{each}</option>
               ))}
             </select>
           </label>
         )}
-      </form>
-      <p class="note">Looking takes nothing: messages stay where they are, for whoever receives them.</p>
-      <Trouble error={seen.error ?? queue.error} />
+        <span class="grow" />
+        <small>Looking takes nothing: messages stay where they are.</small>
+      </div>
+      <Trouble error={error ?? seen.error ?? queue.error} />
+      {picked.size > 0 && (
+        <div class="bar picked" role="region" aria-label="Selection">
+          <b>{number(picked.size)} selected</b>
+          <Button onClick={() => setDoing({ what: "release", messages: [...picked.values()] })}>Release…</Button>
+          <Button onClick={() => setDoing({ what: "reschedule", messages: [...picked.values()] })}>Reschedule…</Button>
+          <Button class="bad" onClick={() => setDoing({ what: "delete", messages: [...picked.values()] })}>
+            Delete…
+          </Button>
+          <Button class="quiet" onClick={() => setPicked(new Map())}>
+            Clear the selection
+          </Button>
+        </div>
+      )}
       <div class="split">
         <div>
           <div class="wide">
             <table class="rows messages">
               <thead>
                 <tr>
+                  {mayChange && (
+                    <th class="pick">
+                      <input
+                        type="checkbox"
+                        aria-label="Select all of this page"
+                        checked={all}
+                        onChange={() => setPicked(all ? new Map() : new Map(messages.map((each) => [each.sequence, each])))}
+                      />
+                    </th>
+                  )}
                   <th class="number">sequence</th>
                   <th>state</th>
                   <th class="number">age</th>
-                  <th class="number">attempts</th>
+                  <th class="number roomy">attempts</th>
                   <th>body</th>
                 </tr>
               </thead>
@@ -113,6 +237,11 @@ export function Messages({ name }: { name: string }) {
                     class={`${index === row ? "at" : ""} ${each.sequence === chosen ? "chosen" : ""}`}
                     onClick={() => setChosen(each.sequence)}
                   >
+                    {mayChange && (
+                      <td class="pick" onClick={(event) => event.stopPropagation()}>
+                        <input type="checkbox" aria-label={`Select message ${each.sequence}`} checked={picked.has(each.sequence)} onChange={() => pick(each)} />
+                      </td>
+                    )}
                     <td class="number">
                       <Button class="link" aria-label={`Show message ${each.sequence}`}>
                         {each.sequence}
@@ -122,7 +251,7 @@ export function Messages({ name }: { name: string }) {
                       <span class={`tag ${each.state}`}>{each.state}</span>
                     </td>
                     <td class="number">{duration(Date.now() / 1000 - each.sent_at)}</td>
-                    <td class="number">{each.attempts}</td>
+                    <td class="number roomy">{each.attempts}</td>
                     <td class="start">{each.encoding === "base64" ? "(bytes)" : each.body.slice(0, START_MAX)}</td>
                   </tr>
                 ))}
@@ -130,39 +259,51 @@ export function Messages({ name }: { name: string }) {
             </table>
           </div>
           {seen.value && messages.length === 0 && (
-            <p class="empty">{contains ? "No message in these states contains this." : "There are no messages in these states."}</p>
+            <p class="empty">
+              {seen.value.next !== null
+                ? `Nothing among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
+                : search !== EMPTY
+                  ? "No message in these states fits."
+                  : "There are no messages in these states."}
+            </p>
           )}
           <nav class="pager" aria-label="Pages of messages">
             <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>
               Back
             </Button>
             <Button disabled={seen.value?.next == null} onClick={() => setPages([...pages, seen.value!.next!])}>
-              On
+              Next
+            </Button>
+            <span class="grow" />
+            <small>Download</small>
+            <Button disabled={!messages.length} onClick={() => void save(CSV, "csv")}>
+              CSV
             </Button>
             <Button
               disabled={!messages.length}
-              onClick={() =>
-                download(`${name}.jsonl`, "application/x-ndjson", messages.map((each) => JSON.stringify(each) + "\n").join(""))
-              }
+              onClick={() => download(`${name}.jsonl`, "application/x-ndjson", messages.map((each) => JSON.stringify(each) + "\n").join(""))}
             >
-              Download this page
+              JSON
+            </Button>
+            <Button onClick={() => void save(ARROW, "arrow")} title="The queue from its first message, as Arrow">
+              Arrow
             </Button>
           </nav>
-          <Cli words={cli} />
+          <Cli
+            words={[
+              ...["peek", name, "--channel", channel, "--max", String(PAGE)],
+              ...(search.kind === "text" && search.what ? ["--contains", search.what] : []),
+            ]}
+          />
         </div>
         {message && (
           <OneMessage
+            queue={name}
+            channel={channel}
             message={message}
             close={() => setChosen(undefined)}
-            again={() =>
-              setDraft({
-                body: message.body,
-                encoding: message.encoding,
-                attributes: message.attributes ? JSON.stringify(message.attributes, null, 2) : "",
-                group: message.group,
-                copied: message.id,
-              })
-            }
+            act={mayChange ? (what) => setDoing({ what, messages: [message] }) : undefined}
+            again={maySend ? () => setDraft(draftOf(message)) : undefined}
           />
         )}
       </div>
@@ -171,41 +312,100 @@ export function Messages({ name }: { name: string }) {
           queue={name}
           isFifo={queue.value?.settings.kind === "fifo"}
           draft={draft}
-          close={() => (setDraft(undefined), void seen.again())}
+          close={() => (setDraft(undefined), refresh())}
         />
       )}
+      {doing && <Change queue={name} channel={channel} doing={doing} close={() => (setDoing(undefined), refresh())} />}
     </main>
   );
 }
 
+// -- one message, or a selection ---------------------------------------------------------------------------------------
+
+export interface Doing {
+  what: "delete" | "release" | "reschedule";
+  messages: { sequence: number; id: string }[];
+}
+
+export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: () => void }) {
+  const [delay, setDelay] = useState("60");
+  const { what, messages } = doing;
+  const sequences = messages.map((each) => each.sequence);
+  const count = sequences.length === 1 ? "1 message" : `${number(sequences.length)} messages`;
+  const ids = messages.map((each) => each.id);
+  if (what === "delete")
+    return (
+      <Ask
+        title={`Delete ${count}`}
+        says={`${count} of ${queue} ${sequences.length === 1 ? "is" : "are"} deleted for every channel, also while somebody works on ${sequences.length === 1 ? "it" : "them"}. This cannot be undone.`}
+        button={`Delete ${count}`}
+        destroys
+        cli={["message", "delete", queue, ...ids]}
+        act={() => ask("POST /v1/queues/{queue}/messages/delete", { queue, body: { sequences } })}
+        done={`${count} deleted.`}
+        close={close}
+      />
+    );
+  if (what === "release")
+    return (
+      <Ask
+        title={`Release ${count}`}
+        says={`${count} of ${queue} can be received at once in channel ${channel}: a lease ends, a delay is over. Whoever works on ${sequences.length === 1 ? "it" : "one"} can no longer acknowledge it.`}
+        button={`Release ${count}`}
+        cli={["message", "release", queue, ...ids, "--channel", channel]}
+        act={() => ask("POST /v1/queues/{queue}/messages/release", { queue, body: { sequences, channel } })}
+        done={`${count} released.`}
+        close={close}
+      />
+    );
+  return (
+    <Ask
+      title={`Reschedule ${count}`}
+      says={`${count} of ${queue} can be received in channel ${channel} from ${moment(Date.now() / 1000 + Number(delay))} on, and not before.`}
+      button={`Reschedule ${count}`}
+      cli={["message", "reschedule", queue, ...ids, "--channel", channel, "--delay", delay]}
+      act={() => ask("POST /v1/queues/{queue}/messages/reschedule", { queue, body: { sequences, channel, delay: Number(delay) } })}
+      done={`${count} rescheduled.`}
+      close={close}
+    >
+      <Field label="Due in" hint="seconds">
+        <input type="number" min="0" step="any" value={delay} required onInput={(event) => setDelay(event.currentTarget.value)} />
+      </Field>
+    </Ask>
+  );
+}
+
+interface Showing {
+  queue: string;
+  channel?: string;
+  message: SeenMessage;
+  close: () => void;
+  act?: (what: Doing["what"]) => void;
+  again?: () => void;
+}
 /** One message: where it is, its whole life as far as the server keeps it, its attributes and its body. */
-export function OneMessage({ message, close, again }: { message: Message; close: () => void; again?: () => void }) {
+export function OneMessage({ queue, channel = "main", message, close, act, again }: Showing) {
+  const whole = usePolled(
+    () => ask("GET /v1/queues/{queue}/messages/{message}", { queue, message: String(message.sequence) }),
+    0,
+    [queue, message],
+    true,
+  );
+  const found = whole.value?.sequence === message.sequence ? whole.value : undefined;
+  const here = found?.channels.find((each) => each.channel === channel);
   const data = useMemo(() => bodyBytes(message.body, message.encoding), [message]);
-  const isText = message.encoding !== "base64";
-  const pretty = useMemo(() => (isText && message.body.length <= 4 * SHOWN_MAX ? prettyJson(message.body) : null), [message]);
-  const views = [...(pretty === null ? [] : ["JSON"]), ...(isText ? ["Text"] : []), "Hex"];
-  const [wanted, setView] = useState("");
-  const view = views.includes(wanted) ? wanted : views[0]!;
-  const text = view === "JSON" ? pretty! : view === "Text" ? message.body : hex(data);
-  const life: [number, string][] = [
-    [message.sent_at, "Sent"],
-    ...(message.failures ?? []).flatMap((each): [number, string][] => [
-      [each.received_at, `Delivery ${each.attempt}${each.session ? ` to ${each.session}` : ""}`],
-      [each.failed_at, `Failed: ${each.error || "no error was given"}`],
-    ]),
-  ];
-  if (message.until !== undefined)
-    life.push([message.until, message.state === "leased" ? "The lease ends, unless it is extended" : "Due"]);
   return (
     <aside class="one" aria-label={`Message ${message.sequence}`}>
       <header class="bar">
         <h2>Message {message.sequence}</h2>
         <span class={`tag ${message.state}`}>{message.state}</span>
+        {found?.masked && <span class="tag warn">masked</span>}
         <span class="grow" />
         <Button class="quiet" onClick={close} aria-label="Close the message">
           Close
         </Button>
       </header>
+      <Trouble error={whole.error} />
       <dl class="facts">
         <dt>Id</dt>
         <dd class="mono">{message.id}</dd>
@@ -213,10 +413,34 @@ export function OneMessage({ message, close, again }: { message: Message; close:
         <dd>{bytes(data.length)}</dd>
         <dt>Attempts</dt>
         <dd>{message.attempts}</dd>
-        {message.group !== undefined && (
+        {!!found?.priority && (
+          <>
+            <dt>Priority</dt>
+            <dd>{found.priority}</dd>
+          </>
+        )}
+        {message.group != null && (
           <>
             <dt>Group</dt>
             <dd class="mono">{message.group}</dd>
+          </>
+        )}
+        {here?.holder && (
+          <>
+            <dt>Held by</dt>
+            <dd class="mono">{here.holder.name || here.holder.session}</dd>
+          </>
+        )}
+        {here?.lease_ends_at != null && (
+          <>
+            <dt>Lease ends</dt>
+            <dd>{moment(here.lease_ends_at)}</dd>
+          </>
+        )}
+        {here?.due_at != null && (
+          <>
+            <dt>Due</dt>
+            <dd>{moment(here.due_at)}</dd>
           </>
         )}
         {message.origin && (
@@ -228,14 +452,34 @@ export function OneMessage({ message, close, again }: { message: Message; close:
           </>
         )}
       </dl>
-      <h3>Life</h3>
-      <ol class="life">
-        {life.map(([at, what], index) => (
-          <li key={index}>
-            <time>{moment(at)}</time> {what}
-          </li>
-        ))}
-      </ol>
+      {found && found.channels.length > 1 && (
+        <>
+          <h3>Channels</h3>
+          <dl class="facts">
+            {found.channels.map((each) => (
+              <>
+                <dt class="mono">{each.channel}</dt>
+                <dd>
+                  <span class={`tag ${each.state}`}>{each.state}</span> {each.attempts} attempts
+                </dd>
+              </>
+            ))}
+          </dl>
+        </>
+      )}
+      {found && (
+        <>
+          <h3>Life</h3>
+          <ol class="life">
+            {found.events.map((each, index) => (
+              <li key={index} class={each.what}>
+                <time>{moment(each.at)}</time> {each.text}
+                {each.channel !== null && found.channels.length > 1 && <small> in {each.channel}</small>}
+              </li>
+            ))}
+          </ol>
+        </>
+      )}
       {message.attributes && Object.keys(message.attributes).length > 0 && (
         <>
           <h3>Attributes</h3>
@@ -249,11 +493,40 @@ export function OneMessage({ message, close, again }: { message: Message; close:
           </dl>
         </>
       )}
+      <Body message={message} data={data} isMasked={found?.masked} />
+      <Cli words={["explain", message.id]} />
+      {(act || again) && (
+        <div class="buttons">
+          {act && (
+            <>
+              <Button class="bad" onClick={() => act("delete")}>
+                Delete…
+              </Button>
+              <Button onClick={() => act("reschedule")}>Reschedule…</Button>
+              <Button onClick={() => act("release")}>Release…</Button>
+            </>
+          )}
+          {again && <Button onClick={again}>Edit and send again…</Button>}
+        </div>
+      )}
+    </aside>
+  );
+}
+
+function Body({ message, data, isMasked }: { message: SeenMessage; data: Uint8Array<ArrayBuffer>; isMasked?: boolean }) {
+  const isText = message.encoding !== "base64";
+  const pretty = useMemo(() => (isText && message.body.length <= 4 * SHOWN_MAX ? prettyJson(message.body) : null), [message]);
+  const views = [...(pretty === null ? [] : ["JSON"]), ...(isText ? ["Text"] : []), "Hex"];
+  const [wanted, setView] = useState("");
+  const view = views.includes(wanted) ? wanted : views[0]!;
+  const text = view === "JSON" ? pretty! : view === "Text" ? message.body : hex(data, HEX_MAX);
+  return (
+    <>
       <header class="bar">
         <h3>Body</h3>
-        <div class="tabs small" role="group" aria-label="Show the body as">
+        <div class="choice small" role="group" aria-label="Show the body as">
           {views.map((each) => (
-            <Button key={each} class="quiet" aria-pressed={each === view} onClick={() => setView(each)}>
+            <Button key={each} aria-pressed={each === view} onClick={() => setView(each)}>
               {each}
             </Button>
           ))}
@@ -263,36 +536,55 @@ export function OneMessage({ message, close, again }: { message: Message; close:
           Download
         </Button>
       </header>
+      {isMasked && <p class="note">Parts of this body are masked by the server: •••</p>}
       <pre class="body" tabIndex={0} aria-label="Body">
         {text.slice(0, SHOWN_MAX)}
       </pre>
-      {(text.length > SHOWN_MAX || (view === "Hex" && data.length > 4096)) && (
+      {(text.length > SHOWN_MAX || (view === "Hex" && data.length > HEX_MAX)) && (
         <p class="note">This is its beginning. Download it to see all {bytes(data.length)}.</p>
       )}
-      {again && (
-        <div class="buttons">
-          <Button onClick={again}>Edit and send a copy…</Button>
-        </div>
-      )}
-    </aside>
+    </>
   );
 }
 
-interface Draft {
+// -- sending -----------------------------------------------------------------------------------------------------------
+
+export interface Draft {
   body: string;
   encoding?: "text" | "base64";
   attributes: string;
   group?: string;
+  priority?: string;
+  delay?: string;
   copied?: string;
 }
+export const draftOf = (message: SeenMessage): Draft => ({
+  body: message.body,
+  encoding: message.encoding,
+  attributes: message.attributes && Object.keys(message.attributes).length ? JSON.stringify(message.attributes, null, 2) : "",
+  group: message.group ?? undefined,
+  copied: message.id,
+});
 
-function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: () => void }) {
+const TEMPLATES = "penstock-templates";
+type Template = Pick<Draft, "body" | "attributes" | "group" | "priority" | "delay">;
+const templates = (): Record<string, Template> => {
+  try {
+    return JSON.parse(localStorage.getItem(TEMPLATES) ?? "{}") as Record<string, Template>;
+  } catch {
+    return {};
+  }
+};
+
+export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: () => void }) {
   const [body, setBody] = useState(draft.body);
   const [attributes, setAttributes] = useState(draft.attributes);
   const [group, setGroup] = useState(draft.group ?? "");
   const [dedup, setDedup] = useState("");
-  const [priority, setPriority] = useState("0");
-  const [delay, setDelay] = useState("");
+  const [priority, setPriority] = useState(draft.priority ?? "0");
+  const [delay, setDelay] = useState(draft.delay ?? "");
+  const [known, setKnown] = useState(templates());
+  const [template, setTemplate] = useState("");
   const simple = (): [string, unknown][] => {
     try {
       return Object.entries(JSON.parse(attributes || "{}"));
@@ -300,50 +592,83 @@ function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean;
       return [];
     }
   };
-  const act = () => {
-    let read: unknown = {};
+  const fill = (name: string) => {
+    const found = known[name];
+    setTemplate(name);
+    if (!found) return;
+    setBody(found.body);
+    setAttributes(found.attributes);
+    setGroup(found.group ?? "");
+    setPriority(found.priority ?? "0");
+    setDelay(found.delay ?? "");
+  };
+  const keep = (all: Record<string, Template>) => {
+    localStorage.setItem(TEMPLATES, JSON.stringify(all));
+    setKnown(all);
+  };
+  const cli = [
+    ...["send", queue, draft.encoding === "base64" ? "BYTES" : body || "BODY"],
+    ...simple().flatMap(([name, value]) => ["--attribute", `${name}=${typeof value === "object" ? JSON.stringify(value) : String(value)}`]),
+    ...(group ? ["--group", group] : []),
+    ...(dedup ? ["--dedup-id", dedup] : []),
+    ...(priority !== "0" && priority ? ["--priority", priority] : []),
+    ...(delay ? ["--delay", delay] : []),
+  ];
+  const send = async () => {
+    const message: NewMessage = { body };
+    if (draft.encoding === "base64") message.encoding = "base64";
     try {
-      read = JSON.parse(attributes || "{}");
+      if (attributes.trim()) message.attributes = JSON.parse(attributes);
     } catch {
       throw new Error('The attributes are not JSON. Write {"name": "value"}.');
     }
-    return post(queuePath(queue, "/messages?create=false"), {
-      body,
-      ...(draft.encoding === "base64" ? { encoding: "base64" } : {}),
-      attributes: read,
-      ...(group ? { group } : {}),
-      ...(dedup ? { dedup_id: dedup } : {}),
-      ...(Number(priority) ? { priority: Number(priority) } : {}),
-      ...(delay === "" ? {} : { delay: Number(delay) }),
-    });
+    if (group) message.group = group;
+    if (dedup) message.dedup_id = dedup;
+    if (priority && priority !== "0") message.priority = Number(priority);
+    if (delay) message.delay = Number(delay);
+    return ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: message });
   };
-  const cli = [
-    ...["send", queue],
-    ...simple().flatMap(([key, value]) => ["--attribute", `${key}=${typeof value === "object" ? JSON.stringify(value) : value}`]),
-    ...(group ? ["--group", group] : []),
-    ...(dedup ? ["--dedup-id", dedup] : []),
-    ...(Number(priority) ? ["--priority", priority] : []),
-    ...(delay ? ["--delay", delay] : []),
-    ...(draft.encoding === "base64" ? ["--file", "FILE"] : [body.length > 2000 ? "BODY" : body]),
-  ];
   return (
     <Ask
-      title={draft.copied ? "Edit and send a copy" : `Send a message to ${queue}`}
-      says={
-        draft.copied
-          ? `A new message is sent to ${queue}. The one that you look at stays as it is.`
-          : "It goes to every channel of the queue."
-      }
+      title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
+      says={draft.copied ? `The message ${draft.copied} stays as it is. A new one is sent.` : "Every channel of the queue gets it."}
       button="Send"
-      cli={cli}
-      act={async () => act()}
+      cli={cli.map((each) => (each.length > 200 ? `${each.slice(0, 200)}…` : each))}
+      act={send}
+      done="Sent."
       close={close}
     >
-      <Field label={draft.encoding === "base64" ? "Body, in base64" : "Body"}>
-        <textarea rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} />
+      <div class="bar templates">
+        <label class="check">
+          Template
+          <input list="templates" value={template} placeholder="a name" onInput={(event) => fill(event.currentTarget.value)} />
+        </label>
+        <datalist id="templates">
+          {Object.keys(known).map((each) => (
+            <option key={each} value={each} />
+          ))}
+        </datalist>
+        <Button disabled={!template} onClick={() => keep({ ...known, [template]: { body, attributes, group, priority, delay } })}>
+          Save
+        </Button>
+        {template in known && (
+          <Button
+            class="quiet"
+            onClick={() => {
+              const { [template]: _, ...rest } = known;
+              keep(rest);
+            }}
+          >
+            Forget
+          </Button>
+        )}
+        <small>Templates are kept in this browser.</small>
+      </div>
+      <Field label={draft.encoding === "base64" ? "Body, as base64" : "Body"}>
+        <textarea rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} spellcheck={false} />
       </Field>
-      <Field label="Attributes" hint='JSON, for example {"table": 7}'>
-        <textarea rows={2} value={attributes} onInput={(event) => setAttributes(event.currentTarget.value)} />
+      <Field label="Attributes" hint='JSON: {"table": 7}'>
+        <textarea rows={3} value={attributes} onInput={(event) => setAttributes(event.currentTarget.value)} spellcheck={false} />
       </Field>
       <div class="row">
         <Field label="Group" hint={isFifo ? "needed in a FIFO queue" : undefined}>

@@ -1,181 +1,123 @@
-import { useCallback, useMemo, useRef, useState } from "preact/hooks";
-import { get, post, query, type NamedCounts, type ServerStats } from "./api";
-import { Ask, Chart, Field, Spark, Trouble, usePolled, useRows, Button } from "./parts";
+import { useCallback, useEffect, useState } from "preact/hooks";
+import { ask, may, stream, useStream, type Operations, type QueueRow } from "./api";
+import { LiveCharts } from "./charts";
+import { Ask, Button, Field, Spark, Tiles, Trouble, usePolled, useRows, useSamples } from "./parts";
 import { bytes, duration, number, rate } from "./text";
 
-const RATES = ["sent", "acked", "failed", "dead"] as const;
-type Rates = Record<(typeof RATES)[number], number>;
-type Sample = Rates & { at: number; ready: number; leased: number; delayed: number };
-const SAMPLES_MAX = 1800;
-const QUEUES_MAX = 1000;
 const ROWS = 100;
-
-/** Counts since the server started, as rates between two looks. Kept while the page is open. */
-export class Rating {
-  readonly samples: Sample[] = [];
-  readonly rates: (Rates | null)[] = [];
-  add(sample: Sample): void {
-    const last = this.samples.at(-1);
-    const seconds = last ? sample.at - last.at : 0;
-    const made = last && seconds > 0 ? ({} as Rates) : null;
-    if (last && made) for (const name of RATES) made[name] = Math.max(0, (sample[name] - last[name]) / seconds);
-    this.samples.push(sample);
-    this.rates.push(made);
-    if (this.samples.length > SAMPLES_MAX) (this.samples.shift(), this.rates.shift());
-  }
-  get now(): Rates | null {
-    return this.rates.at(-1) ?? null;
-  }
-}
-const server = new Rating();
-const byQueue = new Map<string, Rating>();
-
-export const sampleOf = ({ stats }: NamedCounts): Sample => {
-  const sum = (name: "ready" | "leased" | "delayed" | "acked" | "failed" | "dead") =>
-    stats.channels.reduce((all, channel) => all + channel[name], 0);
-  return {
-    at: Date.now() / 1000,
-    sent: stats.sent,
-    acked: sum("acked"),
-    failed: sum("failed"),
-    dead: sum("dead"),
-    ready: sum("ready"),
-    leased: sum("leased"),
-    delayed: sum("delayed"),
-  };
-};
-export function rated(counts: NamedCounts): Rating {
-  let rating = byQueue.get(counts.name);
-  if (!rating) byQueue.set(counts.name, (rating = new Rating()));
-  rating.add(sampleOf(counts));
-  return rating;
-}
-
-export function LiveCharts({ rating }: { rating: Rating }) {
-  const times = rating.samples.map((sample) => sample.at);
-  return (
-    <div class="charts">
-      <Chart
-        title="Messages a second, since this page was opened"
-        times={times}
-        lines={RATES.map((label) => ({ label, values: rating.rates.map((each) => each?.[label] ?? null) }))}
-      />
-      <Chart
-        title="Messages by state"
-        times={times}
-        lines={(["ready", "leased", "delayed"] as const).map((label) => ({
-          label,
-          values: rating.samples.map((each) => each[label]),
-        }))}
-      />
-    </div>
-  );
-}
-
-type Row = { name: string; rating: Rating; now: Sample; oldest: number | null; paused: boolean; bytes: number };
-const COLUMNS = ["name", "ready", "leased", "delayed", "dead", "oldest", "sent/s", "acked/s"] as const;
-type Column = (typeof COLUMNS)[number];
-const valueOf = (row: Row, column: Column): number | string =>
-  column === "name"
-    ? row.name
-    : column === "oldest"
-      ? row.oldest === null
-        ? 0
-        : Date.now() / 1000 - row.oldest
-      : column === "sent/s"
-        ? (row.rating.now?.sent ?? 0)
-        : column === "acked/s"
-          ? (row.rating.now?.acked ?? 0)
-          : row.now[column];
+const RATES = ["sent", "delivered", "acked", "failed", "dead"] as const;
 
 export function Overview({ go }: { go: (path: string) => void }) {
-  const stats = usePolled(
-    async () => {
-      const found = await get<ServerStats>("/v1/stats");
-      server.add({ at: Date.now() / 1000, ...found });
-      return found;
-    },
-    2000,
-    [],
-  );
-  const now = server.now;
-  const totals = stats.value;
+  const now = useStream();
+  const samples = useSamples();
+  const spark = samples.slice(-60);
+  const totals = now?.totals;
+  const used = now?.disk ? now.disk.size_bytes - now.disk.free_bytes : 0;
   return (
     <main>
-      <h1>Overview</h1>
-      <Trouble error={stats.error} />
-      {totals && (
-        <dl class="tiles">
-          {(
-            [
-              ["Queues", number(totals.queues)],
-              ["Ready", number(totals.ready)],
-              ["Leased", number(totals.leased)],
-              ["Delayed", number(totals.delayed)],
-              ["Dead-lettered", number(totals.dead)],
-              ["Stored", bytes(totals.bytes)],
-              ["Sessions", number(totals.sessions)],
-              ["Sent /s", rate(now?.sent ?? null)],
-              ["Acked /s", rate(now?.acked ?? null)],
-              ["Failed /s", rate(now?.failed ?? null)],
-            ] as const
-          ).map(([label, value]) => (
-            <div key={label}>
-              <dt>{label}</dt>
-              <dd>{value}</dd>
-            </div>
-          ))}
-        </dl>
+      <header class="bar">
+        <h1>Overview</h1>
+      </header>
+      {now && (
+        <>
+          <Alarms alarms={now.alarms} />
+          <Tiles
+            tiles={RATES.map((name) => ({
+              label: `${name[0]!.toUpperCase()}${name.slice(1)} a second`,
+              value: rate(now.rates?.[name] ?? null),
+              spark: spark.map((each) => each.rates?.[name] ?? null),
+              kind: `rate ${(name === "failed" || name === "dead") && now.rates?.[name] ? "bad" : ""}`,
+            }))}
+          />
+          <Tiles
+            tiles={[
+              { label: "Queues", value: number(totals!.queues) },
+              { label: "Ready", value: number(totals!.ready) },
+              { label: "Leased", value: number(totals!.leased) },
+              { label: "Delayed", value: number(totals!.delayed) },
+              { label: "Failed for good", value: number(totals!.dead), kind: totals!.dead ? "warn" : "" },
+              { label: "Stored", value: bytes(totals!.bytes) },
+              ...(now.disk
+                ? [
+                    {
+                      label: "Disk",
+                      value: (
+                        <>
+                          {bytes(now.disk.free_bytes)} <small>free</small>
+                          <meter min={0} max={now.disk.size_bytes} high={0.9 * now.disk.size_bytes} optimum={0} value={used} aria-label="Disk in use" />
+                        </>
+                      ),
+                    },
+                  ]
+                : []),
+              ...(now.memory_bytes === null ? [] : [{ label: "Memory", value: bytes(now.memory_bytes) }]),
+            ]}
+          />
+        </>
       )}
-      <LiveCharts rating={server} />
+      <LiveCharts />
       <Queues go={go} />
     </main>
   );
 }
 
+function Alarms({ alarms }: { alarms: { kind: string; queue: string | null; text: string }[] }) {
+  if (!alarms.length)
+    return (
+      <p class="calm">
+        <span class="dot on" aria-hidden="true" /> No alarms
+      </p>
+    );
+  return (
+    <ul class="alarms" aria-label="Alarms">
+      {alarms.map((each, index) => (
+        <li key={`${each.kind} ${each.queue} ${index}`}>
+          <b>{each.kind}</b>
+          <span>{each.text}</span>
+          {each.queue && <a href={`#/queues/${encodeURIComponent(each.queue)}${each.kind === "dead letters" ? "/dead" : ""}`}>{each.queue}</a>}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+type Sort = NonNullable<Operations["GET /v1/overview/queues"]["asked"]["sort"]>;
+const COLUMNS: { sort?: Sort; label: string; on?: string }[] = [
+  { sort: "name", label: "name" },
+  { sort: "ready", label: "ready" },
+  { sort: "leased", label: "leased", on: "roomy" },
+  { sort: "delayed", label: "delayed", on: "roomy" },
+  { sort: "dead", label: "dead" },
+  { label: "oldest", on: "roomy" },
+  { sort: "sent", label: "sent/s" },
+  { sort: "acked", label: "acked/s", on: "roomy" },
+  { sort: "failed", label: "failed/s", on: "roomy" },
+];
+
 function Queues({ go }: { go: (path: string) => void }) {
   const [filter, setFilter] = useState("");
-  const [sort, setSort] = useState<Column>("name");
+  const [sort, setSort] = useState<Sort>("name");
   const [descending, setDescending] = useState(false);
   const [page, setPage] = useState(0);
   const [creating, setCreating] = useState(false);
-  const more = useRef(false);
-  const prefix = more.current ? filter : "";
   const listed = usePolled(
-    async () => {
-      const found = await get<{ queues: NamedCounts[]; next: string | null }>(
-        `/v1/stats/queues${query({ prefix, limit: QUEUES_MAX })}`,
-      );
-      more.current ||= found.next !== null;
-      const rows = found.queues.map((counts): Row => {
-        const rating = rated(counts);
-        const { stats } = counts;
-        return {
-          name: counts.name,
-          rating,
-          now: rating.samples.at(-1)!,
-          oldest: stats.oldest_sent_at,
-          paused: stats.channels.some((channel) => channel.paused),
-          bytes: stats.bytes,
-        };
-      });
-      return { rows, isWhole: found.next === null };
-    },
-    more.current ? 5000 : 2000,
-    [prefix],
+    () => ask("GET /v1/overview/queues", { contains: filter, sort, descending, after: page * ROWS, limit: ROWS }),
+    0,
+    [filter, sort, descending, page],
+    true,
   );
-  const rows = useMemo(() => {
-    const found = (listed.value?.rows ?? []).filter((row) => row.name.includes(filter));
-    const compare = (a: Row, b: Row) => {
-      const [x, y] = [valueOf(a, sort), valueOf(b, sort)];
-      return x < y ? -1 : x > y ? 1 : a.name < b.name ? -1 : 1;
-    };
-    return found.sort((a, b) => (descending ? -compare(a, b) : compare(a, b)));
-  }, [listed.value, filter, sort, descending]);
-  const shown = rows.slice(page * ROWS, (page + 1) * ROWS);
+  // The stream says when there is something new; what is not seen is not asked for.
+  useEffect(() => {
+    let ticks = 0;
+    return stream.listen(() => {
+      if (stream.isOn && ++ticks % 2 === 0) void listed.again();
+    });
+  }, [listed.again]);
+  const shown = listed.value?.queues ?? [];
+  const total = listed.value?.total ?? 0;
   const open = useCallback((index: number) => go(`queues/${encodeURIComponent(shown[index]!.name)}`), [shown]);
   const [at] = useRows(shown.length, open);
-  const choose = (column: Column) => {
+  const choose = (column: Sort) => {
     setDescending(column === sort ? !descending : column !== "name");
     setSort(column);
     setPage(0);
@@ -183,7 +125,10 @@ function Queues({ go }: { go: (path: string) => void }) {
   return (
     <section>
       <header class="bar">
-        <h2>Queues</h2>
+        <h2>
+          Queues <small>{listed.value ? number(total) : ""}</small>
+        </h2>
+        <span class="grow" />
         <input
           type="search"
           class="search"
@@ -192,84 +137,94 @@ function Queues({ go }: { go: (path: string) => void }) {
           value={filter}
           onInput={(event) => (setFilter(event.currentTarget.value), setPage(0))}
         />
-        <Button class="main" onClick={() => setCreating(true)} data-key="n">
-          Create queue
-        </Button>
+        {may("admin") && (
+          <Button class="main" onClick={() => setCreating(true)} data-key="n">
+            Create queue
+          </Button>
+        )}
       </header>
       <Trouble error={listed.error} />
-      {listed.value && !listed.value.isWhole && (
-        <p class="note">
-          These are the first {number(QUEUES_MAX)} queues by name{filter && ` that begin with “${filter}”`}. Type the
-          beginning of a name to see others.
-        </p>
-      )}
       <div class="wide">
         <table class="rows queues">
           <thead>
             <tr>
               {COLUMNS.map((column) => (
                 <th
-                  key={column}
-                  class={column === "name" ? "" : "number"}
-                  aria-sort={column === sort ? (descending ? "descending" : "ascending") : "none"}
+                  key={column.label}
+                  class={`${column.sort === "name" ? "" : "number"} ${column.on ?? ""}`}
+                  aria-sort={column.sort === sort ? (descending ? "descending" : "ascending") : undefined}
                 >
-                  <Button class="sort" onClick={() => choose(column)}>
-                    {column}
-                    {column === sort ? (descending ? " ↓" : " ↑") : ""}
-                  </Button>
+                  {column.sort ? (
+                    <Button class="sort" onClick={() => choose(column.sort!)}>
+                      {column.label}
+                      {column.sort === sort ? (descending ? " ↓" : " ↑") : ""}
+                    </Button>
+                  ) : (
+                    column.label
+                  )}
                 </th>
               ))}
-              <th>activity</th>
+              <th class="roomy">activity</th>
             </tr>
           </thead>
           <tbody>
             {shown.map((row, index) => (
-              <tr key={row.name} class={index === at ? "at" : ""}>
-                <td class="name">
-                  <a href={`#/queues/${encodeURIComponent(row.name)}`}>{row.name}</a>
-                  {row.paused && <span class="tag warn">paused</span>}
-                </td>
-                <td class="number">{number(row.now.ready)}</td>
-                <td class="number">{number(row.now.leased)}</td>
-                <td class="number">{number(row.now.delayed)}</td>
-                <td class="number">
-                  {row.now.dead ? (
-                    <a class="bad" href={`#/queues/${encodeURIComponent(row.name)}/dead`}>
-                      {number(row.now.dead)}
-                    </a>
-                  ) : (
-                    0
-                  )}
-                </td>
-                <td class="number">{row.oldest === null ? "–" : duration(Date.now() / 1000 - row.oldest)}</td>
-                <td class="number">{rate(row.rating.now?.sent ?? null)}</td>
-                <td class="number">{rate(row.rating.now?.acked ?? null)}</td>
-                <td>
-                  <Spark values={row.rating.rates.slice(-40).map((each) => (each ? each.sent + each.acked : null))} />
-                </td>
-              </tr>
+              <Row key={row.name} row={row} isAt={index === at} />
             ))}
           </tbody>
         </table>
       </div>
-      {listed.value && rows.length === 0 && (
+      {listed.value && total === 0 && (
         <p class="empty">{filter ? "No queue has this in its name." : "There are no queues yet. Create one, or send a message to one."}</p>
       )}
-      {rows.length > ROWS && (
+      {total > ROWS && (
         <nav class="pager" aria-label="Pages of queues">
           <Button disabled={page === 0} onClick={() => setPage(page - 1)}>
             Back
           </Button>
           <span>
-            {page * ROWS + 1} to {Math.min(rows.length, (page + 1) * ROWS)} of {number(rows.length)}
+            {number(page * ROWS + 1)} to {number(Math.min(total, (page + 1) * ROWS))} of {number(total)}
           </span>
-          <Button disabled={(page + 1) * ROWS >= rows.length} onClick={() => setPage(page + 1)}>
-            On
+          <Button disabled={(page + 1) * ROWS >= total} onClick={() => setPage(page + 1)}>
+            Next
           </Button>
         </nav>
       )}
       {creating && <CreateQueue close={() => (setCreating(false), void listed.again())} />}
     </section>
+  );
+}
+
+function Row({ row, isAt }: { row: QueueRow; isAt: boolean }) {
+  const path = `#/queues/${encodeURIComponent(row.name)}`;
+  return (
+    <tr class={isAt ? "at" : ""}>
+      <td class="name">
+        <a href={path}>{row.name}</a>
+        {row.fifo && <span class="tag">fifo</span>}
+        {row.paused.length > 0 && <span class="tag warn">paused</span>}
+        {row.quarantined > 0 && <span class="tag bad">damaged</span>}
+      </td>
+      <td class="number">{number(row.ready)}</td>
+      <td class="number roomy">{number(row.leased)}</td>
+      <td class="number roomy">{number(row.delayed)}</td>
+      <td class="number">
+        {row.dead ? (
+          <a class="bad" href={`${path}/dead`}>
+            {number(row.dead)}
+          </a>
+        ) : (
+          0
+        )}
+      </td>
+      <td class="number roomy">{row.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - row.oldest_sent_at)}</td>
+      <td class="number">{rate(row.rates?.sent ?? null)}</td>
+      <td class="number roomy">{rate(row.rates?.acked ?? null)}</td>
+      <td class={`number roomy ${row.rates?.failed ? "bad" : ""}`}>{rate(row.rates?.failed ?? null)}</td>
+      <td class="roomy">
+        <Spark values={row.spark} />
+      </td>
+    </tr>
   );
 }
 
@@ -281,11 +236,12 @@ function CreateQueue({ close }: { close: () => void }) {
       says="The queue gets the default settings, which you can change on its page. A name that ends with .fifo makes a FIFO queue."
       button="Create"
       cli={["queue", "create", name || "NAME"]}
-      act={() => post("/v1/queues", { name })}
+      act={() => ask("POST /v1/queues", { body: { name } })}
+      done={`${name} is created.`}
       close={close}
     >
       <Field label="Name" hint="1 to 128 letters, digits, dots, dashes, underscores or #">
-        <input value={name} onInput={(event) => setName(event.currentTarget.value)} required />
+        <input value={name} onInput={(event) => setName(event.currentTarget.value)} required autocomplete="off" spellcheck={false} />
       </Field>
     </Ask>
   );

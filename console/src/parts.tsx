@@ -2,11 +2,11 @@ import type { ComponentChildren, JSX } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { Problem } from "./api";
-import { command as shell } from "./text";
+import { Problem, stream, useStream, type Sample } from "./api";
+import { command as shell, number, quoted } from "./text";
 
-/** Ask again every so often while the page is seen; `again` asks at once. */
-export function usePolled<T>(load: () => Promise<T>, everyMs: number, on: unknown[]): Polled<T> {
+/** Ask again every so often while the page is seen; `again` asks at once. `keeps`: the old is shown until the new is there. */
+export function usePolled<T>(load: () => Promise<T>, everyMs: number, on: unknown[], keeps = false): Polled<T> {
   const [value, setValue] = useState<T>();
   const [error, setError] = useState<Error>();
   const round = useRef(0);
@@ -20,7 +20,7 @@ export function usePolled<T>(load: () => Promise<T>, everyMs: number, on: unknow
     }
   }, on);
   useEffect(() => {
-    setValue(undefined);
+    if (!keeps) setValue(undefined);
     void again();
     const timer = everyMs ? setInterval(() => document.hidden || void again(), everyMs) : undefined;
     return () => {
@@ -45,7 +45,8 @@ export const Trouble = ({ error }: { error: Error | undefined }) =>
 
 /** The command of the command line that does the same. */
 export function Cli({ words }: { words: string[] }) {
-  const text = shell(...words, "--url", location.origin);
+  // A cluster's commands talk to Kafka; what has no command is done with curl.
+  const text = words[0] === "curl" ? words.map(quoted).join(" ") : words[0] === "cluster" ? shell(...words) : shell(...words, "--url", location.origin);
   const [copied, setCopied] = useState(false);
   const copy = () =>
     void navigator.clipboard?.writeText(text).then(() => {
@@ -70,22 +71,30 @@ interface Asking {
   button: string;
   cli?: string[];
   children?: ComponentChildren;
+  /** Something is still missing: the count of what it is about, say. */
+  isWaiting?: boolean;
+  /** It takes something away, without asking for a name. */
+  destroys?: boolean;
   act: () => Promise<unknown>;
+  /** What is said when it is done. */
+  done?: string;
   close: () => void;
 }
 /** A dialogue that says what will happen, shows the command, and asks for the name where it destroys. */
-export function Ask({ title, says, name, button, cli, children, act, close }: Asking) {
+export function Ask({ title, says, name, button, cli, children, isWaiting, destroys, act, done, close }: Asking) {
   const dialog = useRef<HTMLDialogElement>(null);
   const [typed, setTyped] = useState("");
   const [error, setError] = useState<Error>();
   const [busy, setBusy] = useState(false);
   useEffect(() => dialog.current?.showModal(), []);
+  const isOff = busy || isWaiting || (name !== undefined && typed !== name);
   const submit = async (event: Event) => {
     event.preventDefault();
-    if (busy || (name !== undefined && typed !== name)) return;
+    if (isOff) return;
     setBusy(true);
     try {
       await act();
+      if (done) say(done);
       close();
     } catch (problem) {
       setError(problem as Error);
@@ -101,7 +110,7 @@ export function Ask({ title, says, name, button, cli, children, act, close }: As
         {name !== undefined && (
           <label>
             Type <b class="mono">{name}</b> to confirm
-            <input value={typed} onInput={(event) => setTyped(event.currentTarget.value)} autocomplete="off" />
+            <input value={typed} onInput={(event) => setTyped(event.currentTarget.value)} autocomplete="off" spellcheck={false} />
           </label>
         )}
         <Trouble error={error} />
@@ -112,8 +121,8 @@ export function Ask({ title, says, name, button, cli, children, act, close }: As
           </button>
           <button
             type="submit"
-            class={name === undefined ? "main" : "danger"}
-            disabled={busy || (name !== undefined && typed !== name)}
+            class={name === undefined && !destroys ? "main" : "danger"}
+            disabled={isOff}
           >
             {button}
           </button>
@@ -151,11 +160,21 @@ export interface Line {
   values: (number | null)[];
 }
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5"];
+const HEIGHT = 170;
+const DAY = 86_400;
+/** A moment on an axis, as exact as the axis is long. */
+function clock(tick: number, times: ArrayLike<number>): string {
+  const at = new Date(tick * 1000);
+  const length = (times[times.length - 1] ?? 0) - (times[0] ?? 0);
+  if (length > 2 * DAY) return at.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
+  return at.toLocaleTimeString("en-GB", length < 600 ? {} : { hour: "2-digit", minute: "2-digit" });
+}
 
-export function Chart({ title, times, lines }: { title: string; times: number[]; lines: Line[] }) {
+export function Chart({ title, times, lines, shown = number }: { title: string; times: number[]; lines: Line[]; shown?: (value: number) => string }) {
   const at = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>();
   const theme = useTheme();
+  const [under, setUnder] = useState<number | null>(null);
   const data = [times, ...lines.map((line) => line.values)] as uPlot.AlignedData;
   useEffect(() => {
     if (!at.current) return;
@@ -166,40 +185,104 @@ export function Chart({ title, times, lines }: { title: string; times: number[];
     plot.current = new uPlot(
       {
         width: place.clientWidth,
-        height: 160,
-        cursor: { show: false },
-        legend: { live: false },
+        height: HEIGHT,
+        cursor: { y: false, points: { size: 6 }, drag: { setScale: false, x: false } },
+        legend: { show: false },
         scales: {
           x: { range: (plot) => [Math.min(plot.data[0][0] ?? 0, (plot.data[0].at(-1) ?? 0) - 60), plot.data[0].at(-1) ?? 0] },
-          y: { range: (_, __, top) => [0, Math.max(1, (top ?? 0) * 1.1)] },
+          y: { range: (_, __, top) => [0, top ? top * 1.1 : 1] },
         },
-        axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en-US")) }],
+        axes: [{ ...axis, size: 28, space: 70, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot.data[0])) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(shown) }],
         series: [
           {},
           ...lines.map((line, index) => ({
             label: line.label,
             stroke: colour(COLOURS[index % COLOURS.length] ?? ""),
-            width: 1.5,
+            fill: index ? undefined : colour("--fill-1"),
+            width: 1.75,
+            spanGaps: false,
             points: { show: false },
           })),
         ],
+        hooks: { setCursor: [(plot) => setUnder(plot.cursor.idx ?? null)] },
       },
       data,
       place,
     );
-    const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.clientWidth, height: 160 }));
+    const watch = new ResizeObserver(() => plot.current?.setSize({ width: place.clientWidth, height: HEIGHT }));
     watch.observe(place);
     return () => {
       watch.disconnect();
       plot.current?.destroy();
     };
   }, [theme, lines.map((line) => line.label).join()]);
-  useEffect(() => plot.current?.setData(data));
+  useEffect(() => plot.current?.setData(data), [times, lines.map((line) => line.label).join()]);
+  const read = (line: Line) => line.values[under ?? -1] ?? line.values.findLast((each) => each !== null) ?? null;
   return (
     <figure>
-      <figcaption>{title}</figcaption>
-      <div class="chart" ref={at} />
+      <figcaption>
+        {title}
+        <span class="legend">
+          {lines.map((line, index) => (
+            <span key={line.label} class={`key key-${(index % COLOURS.length) + 1}`}>
+              {line.label} <b>{read(line) === null ? "–" : shown(read(line)!)}</b>
+            </span>
+          ))}
+        </span>
+      </figcaption>
+      <div class="chart" ref={at} aria-hidden="true" />
     </figure>
+  );
+}
+
+export const Tiles = ({ tiles }: { tiles: { label: string; value: ComponentChildren; spark?: (number | null)[]; kind?: string; title?: string }[] }) => (
+  <dl class="tiles">
+    {tiles.map(({ label, value, spark, kind, title }) => (
+      <div key={label} class={kind} title={title}>
+        <dt>{label}</dt>
+        <dd>
+          <span>{value}</span>
+          {spark && <Spark values={spark} />}
+        </dd>
+      </div>
+    ))}
+  </dl>
+);
+
+/** One of a few, all of them seen. */
+export function Choice<T extends string>({ label, all, now, set }: { label: string; all: readonly (readonly [T, string])[]; now: T; set: (next: T) => void }) {
+  return (
+    <div class="choice" role="group" aria-label={label}>
+      {all.map(([key, text]) => (
+        <Button key={key} aria-pressed={key === now} onClick={() => set(key)}>
+          {text}
+        </Button>
+      ))}
+    </div>
+  );
+}
+
+/** What the stream has told since the page was opened: of the server, or of a queue. */
+export function useSamples(queue = ""): Sample[] {
+  useStream();
+  return stream.samples.get(queue) ?? [];
+}
+
+// -- a word when something is done --
+let tellSaid: (text: string) => void = () => {};
+export const say = (text: string): void => tellSaid(text);
+export function Said() {
+  const [text, setText] = useState("");
+  const timer = useRef(0);
+  tellSaid = (next) => {
+    setText(next);
+    clearTimeout(timer.current);
+    timer.current = window.setTimeout(() => setText(""), 4000);
+  };
+  return (
+    <div class={text ? "said on" : "said"} role="status">
+      {text}
+    </div>
   );
 }
 
@@ -222,11 +305,11 @@ function useTheme(): string {
 }
 
 /** Rows that j and k walk through and Enter opens. */
-export function useRows(count: number, open: (index: number) => void): [number, (index: number) => void] {
+export function useRows(count: number, open: (index: number) => void, select?: (index: number) => void): [number, (index: number) => void] {
   const [at, show] = useState(-1);
   // Keys come faster than the page is drawn: they find the latest row here.
-  const now = useRef({ at, count, open });
-  now.current = { ...now.current, count, open };
+  const now = useRef({ at, count, open, select });
+  now.current = { ...now.current, count, open, select };
   const setAt = (index: number) => {
     now.current.at = index;
     show(index);
@@ -234,9 +317,10 @@ export function useRows(count: number, open: (index: number) => void): [number, 
   useEffect(() => {
     const key = (event: KeyboardEvent) => {
       if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-      const { at, count, open } = now.current;
+      const { at, count, open, select } = now.current;
       if (event.key === "j") setAt(Math.min(count - 1, at + 1));
       else if (event.key === "k") setAt(Math.max(0, at - 1));
+      else if (event.key === "x" && at >= 0 && at < count) select?.(at);
       else if (event.key === "Enter" && at >= 0 && at < count && event.target === document.body) open(at);
     };
     addEventListener("keydown", key);

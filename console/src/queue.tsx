@@ -1,95 +1,67 @@
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { call, get, post, queuePath, settingSchemas, type ChannelCounts, type Consumer, type QueueDescription, type Schema } from "./api";
-import { LiveCharts, rated } from "./overview";
-import { Ask, Button, Cli, Field, Trouble, usePolled } from "./parts";
-import { bytes, duration, number } from "./text";
+import { ask, may, useStream, who, type ChannelCounts, type ConsumerPosition, type QueueDescription } from "./api";
+import { LiveCharts } from "./charts";
+import { Ask, Button, Field, Tiles, Trouble, usePolled } from "./parts";
+import { QueueSessions } from "./sessions";
+import { bytes, duration, number, rate } from "./text";
 
 type Asked =
   | { kind: "purge" }
   | { kind: "delete" }
   | { kind: "channel" }
-  | { kind: "pause" | "unpause" | "purge-channel" | "delete-channel"; channel: string };
+  | { kind: "pause" | "unpause" | "purge-channel" | "delete-channel"; channel: string }
+  | { kind: "move-consumer" | "delete-consumer"; consumer: ConsumerPosition };
 
 export function Queue({ name, go }: { name: string; go: (path: string) => void }) {
-  const queue = usePolled(
-    async () => {
-      const found = await get<QueueDescription>(queuePath(name));
-      return { ...found, rating: rated(found) };
-    },
-    2000,
-    [name],
-  );
-  const consumers = usePolled(() => get<{ consumers: Consumer[] }>(queuePath(name, "/consumers")), 5000, [name]);
+  const queue = usePolled(() => ask("GET /v1/queues/{queue}", { queue: name }), 2000, [name]);
+  const consumers = usePolled(() => ask("GET /v1/queues/{queue}/consumers", { queue: name }), 5000, [name]);
   const [asked, setAsked] = useState<Asked>();
+  const now = useStream()?.queue;
+  const rates = now?.name === name ? now.rates : null;
   const found = queue.value;
-  const close = () => (setAsked(undefined), void queue.again());
   const stats = found?.stats;
+  const close = () => (setAsked(undefined), void queue.again(), void consumers.again());
   return (
     <main>
-      <header class="bar">
-        <h1>{name}</h1>
-        <span class="grow" />
-        <Button onClick={() => setAsked({ kind: "purge" })}>Purge…</Button>
-        <Button onClick={() => setAsked({ kind: "delete" })}>Delete…</Button>
-      </header>
-      <QueueTabs name={name} at="queue" />
+      <QueueHeader name={name} at="queue">
+        {may("admin", name) && (
+          <>
+            <Button onClick={() => setAsked({ kind: "purge" })}>Purge…</Button>
+            <Button onClick={() => setAsked({ kind: "delete" })}>Delete…</Button>
+          </>
+        )}
+      </QueueHeader>
       <Trouble error={queue.error} />
       {found && stats && (
         <>
-          <dl class="tiles">
-            {(
-              [
-                ["Messages", number(stats.messages)],
-                ["Stored", bytes(stats.bytes)],
-                ["Oldest", stats.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - stats.oldest_sent_at)],
-                ["Sent ever", number(stats.sent)],
-                ["Damaged", number(stats.quarantined)],
-                ["Age of the queue", duration(Date.now() / 1000 - found.created_at)],
-              ] as const
-            ).map(([label, value]) => (
-              <div key={label}>
-                <dt>{label}</dt>
-                <dd>{value}</dd>
-              </div>
-            ))}
-          </dl>
-          <LiveCharts rating={found.rating} />
+          <Tiles
+            tiles={[
+              { label: "Messages", value: number(stats.messages) },
+              { label: "Stored", value: bytes(stats.bytes) },
+              { label: "Oldest", value: stats.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - stats.oldest_sent_at) },
+              { label: "Sent/s", value: rate(rates?.sent ?? null) },
+              { label: "Delivered/s", value: rate(rates?.delivered ?? null) },
+              { label: "Acked/s", value: rate(rates?.acked ?? null) },
+              { label: "Failed/s", value: rate(rates?.failed ?? null), kind: rates?.failed ? "bad" : "" },
+              { label: "Sent ever", value: number(stats.sent) },
+              ...(stats.quarantined ? [{ label: "Damaged", value: number(stats.quarantined), kind: "bad" }] : []),
+              { label: "Age of the queue", value: duration(Date.now() / 1000 - found.created_at) },
+            ]}
+          />
+          <LiveCharts queue={name} />
           <section>
             <header class="bar">
               <h2>Channels</h2>
               <span class="grow" />
-              <Button onClick={() => setAsked({ kind: "channel" })}>Create channel</Button>
+              {may("admin", name) && <Button onClick={() => setAsked({ kind: "channel" })}>Create channel</Button>}
             </header>
-            <Channels channels={stats.channels} ask={setAsked} />
+            <Channels queue={name} channels={stats.channels} ask={setAsked} />
           </section>
           {!!consumers.value?.consumers.length && (
-            <section>
-              <h2>Consumers</h2>
-              <div class="wide">
-                <table>
-                  <thead>
-                    <tr>
-                      <th>name</th>
-                      <th class="number">offset</th>
-                      <th class="number">end</th>
-                      <th class="number">lag</th>
-                    </tr>
-                  </thead>
-                  <tbody>
-                    {consumers.value.consumers.map((each) => (
-                      <tr key={each.consumer}>
-                        <td class="name">{each.consumer}</td>
-                        <td class="number">{number(each.offset)}</td>
-                        <td class="number">{number(each.end_offset)}</td>
-                        <td class="number">{number(each.lag)}</td>
-                      </tr>
-                    ))}
-                  </tbody>
-                </table>
-              </div>
-            </section>
+            <Consumers queue={name} consumers={consumers.value.consumers} ask={setAsked} />
           )}
-          <Settings name={name} settings={found.settings} changed={queue.again} />
+          <QueueSessions queue={name} />
         </>
       )}
       {asked && <Question name={name} asked={asked} queue={found} close={close} gone={() => go("")} />}
@@ -97,26 +69,84 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
   );
 }
 
-export function QueueTabs({ name, at }: { name: string; at: "queue" | "messages" | "dead" }) {
+const TABS = [
+  ["queue", "", "Overview"],
+  ["messages", "/messages", "Messages"],
+  ["dead", "/dead", "Dead letters"],
+  ["settings", "/settings", "Settings"],
+] as const;
+
+/** The name of a queue, what can be done with it, and its parts. */
+export function QueueHeader({ name, at, children }: { name: string; at: (typeof TABS)[number][0]; children?: ComponentChildren }) {
   const path = `#/queues/${encodeURIComponent(name)}`;
   return (
-    <nav class="tabs" aria-label="Parts of the queue">
-      {(
-        [
-          ["queue", "", "Queue"],
-          ["messages", "/messages", "Messages"],
-          ["dead", "/dead", "Dead letters"],
-        ] as const
-      ).map(([key, rest, label]) => (
-        <a key={key} href={path + rest} aria-current={key === at ? "page" : undefined}>
-          {label}
-        </a>
-      ))}
-    </nav>
+    <header class="queue-header">
+      <div class="bar">
+        <nav class="crumbs" aria-label="Way back">
+          <a href="#/">Queues</a> <span aria-hidden="true">/</span>
+        </nav>
+        <h1>{name}</h1>
+        <span class="grow" />
+        {children}
+      </div>
+      <nav class="tabs" aria-label="Parts of the queue">
+        {TABS.map(([key, rest, label]) => (
+          <a key={key} href={path + rest} aria-current={key === at ? "page" : undefined}>
+            {label}
+          </a>
+        ))}
+      </nav>
+    </header>
   );
 }
 
-function Channels({ channels, ask }: { channels: ChannelCounts[]; ask: (asked: Asked) => void }) {
+function Consumers({ queue, consumers, ask: put }: { queue: string; consumers: ConsumerPosition[]; ask: (asked: Asked) => void }) {
+  const mayRead = may("read", queue) && !who()?.read_only;
+  return (
+    <section>
+      <header class="bar">
+        <h2>Consumers</h2>
+        <small>named offsets: reading by offset leases nothing</small>
+      </header>
+      <div class="wide">
+        <table>
+          <thead>
+            <tr>
+              <th>name</th>
+              <th class="number">offset</th>
+              <th class="number">end</th>
+              <th class="number">lag</th>
+              {mayRead && <th>actions</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {consumers.map((each) => (
+              <tr key={each.consumer}>
+                <td class="name">{each.consumer}</td>
+                <td class="number">{number(each.offset)}</td>
+                <td class="number">{number(each.end_offset)}</td>
+                <td class="number">{number(each.lag)}</td>
+                {mayRead && (
+                  <td class="actions">
+                    <Button class="quiet" onClick={() => put({ kind: "move-consumer", consumer: each })}>
+                      Move…
+                    </Button>
+                    <Button class="quiet" onClick={() => put({ kind: "delete-consumer", consumer: each })}>
+                      Delete…
+                    </Button>
+                  </td>
+                )}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function Channels({ queue, channels, ask: put }: { queue: string; channels: ChannelCounts[]; ask: (asked: Asked) => void }) {
+  const mayChange = may("admin", queue);
   const COUNTS = ["ready", "leased", "delayed", "acked", "failed", "dead"] as const;
   return (
     <div class="wide">
@@ -131,7 +161,7 @@ function Channels({ channels, ask }: { channels: ChannelCounts[]; ask: (asked: A
             ))}
             <th class="number">oldest</th>
             <th class="number">waiting</th>
-            <th>actions</th>
+            {mayChange && <th>actions</th>}
           </tr>
         </thead>
         <tbody>
@@ -150,17 +180,19 @@ function Channels({ channels, ask }: { channels: ChannelCounts[]; ask: (asked: A
                 {channel.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - channel.oldest_sent_at)}
               </td>
               <td class="number">{number(channel.waiting_receivers)}</td>
+              {mayChange && (
               <td class="actions">
-                <Button class="quiet" onClick={() => ask({ kind: channel.paused ? "unpause" : "pause", channel: channel.name })}>
+                <Button class="quiet" onClick={() => put({ kind: channel.paused ? "unpause" : "pause", channel: channel.name })}>
                   {channel.paused ? "Unpause" : "Pause"}
                 </Button>
-                <Button class="quiet" onClick={() => ask({ kind: "purge-channel", channel: channel.name })}>
+                <Button class="quiet" onClick={() => put({ kind: "purge-channel", channel: channel.name })}>
                   Purge…
                 </Button>
-                <Button class="quiet" onClick={() => ask({ kind: "delete-channel", channel: channel.name })}>
+                <Button class="quiet" onClick={() => put({ kind: "delete-channel", channel: channel.name })}>
                   Delete…
                 </Button>
               </td>
+              )}
             </tr>
           ))}
         </tbody>
@@ -171,7 +203,8 @@ function Channels({ channels, ask }: { channels: ChannelCounts[]; ask: (asked: A
 
 function Question({ name, asked, queue, close, gone }: { name: string; asked: Asked; queue: QueueDescription | undefined; close: () => void; gone: () => void }) {
   const [channelName, setChannelName] = useState("");
-  const [start, setStart] = useState("head");
+  const [start, setStart] = useState<"head" | "tail">("head");
+  const [offset, setOffset] = useState("");
   const count = number(queue?.stats.messages ?? 0);
   if (asked.kind === "purge")
     return (
@@ -180,8 +213,9 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         says={`All ${count} messages of this queue are deleted for every channel, also those that somebody is working on. This cannot be undone.`}
         name={name}
         button="Delete the messages"
+        done={`${name} is empty.`}
         cli={["queue", "purge", name]}
-        act={() => post(queuePath(name, "/purge"))}
+        act={() => ask("POST /v1/queues/{queue}/purge", { queue: name })}
         close={close}
       />
     );
@@ -192,8 +226,9 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         says={`The queue is deleted with its ${count} messages, ${queue?.stats.channels.length ?? 0} channels and its consumers. This cannot be undone.`}
         name={name}
         button="Delete the queue"
+        done={`${name} is deleted.`}
         cli={["queue", "delete", name]}
-        act={() => call("DELETE", queuePath(name)).then(gone)}
+        act={() => ask("DELETE /v1/queues/{queue}", { queue: name }).then(gone)}
         close={close}
       />
     );
@@ -204,22 +239,61 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         says="A channel is one more reader: it gets every message of the queue."
         button="Create"
         cli={["channel", "create", name, channelName || "NAME", "--start", start]}
-        act={() => post(queuePath(name, "/channels"), { name: channelName, start })}
+        act={() => ask("POST /v1/queues/{queue}/channels", { queue: name, body: { name: channelName, start } })}
         close={close}
       >
         <Field label="Name">
           <input value={channelName} onInput={(event) => setChannelName(event.currentTarget.value)} required />
         </Field>
         <Field label="Starts with">
-          <select value={start} onChange={(event) => setStart(event.currentTarget.value)}>
+          <select value={start} onChange={(event) => setStart(event.currentTarget.value as "head" | "tail")}>
             <option value="head">what is there already</option>
             <option value="tail">what comes from now on</option>
           </select>
         </Field>
       </Ask>
     );
-  const channel = asked.channel;
-  const path = queuePath(name, `/channels/${encodeURIComponent(channel)}`);
+  if (asked.kind === "move-consumer" || asked.kind === "delete-consumer") {
+    const { consumer, offset: before } = asked.consumer;
+    const wanted = Number(offset);
+    return asked.kind === "delete-consumer" ? (
+      <Ask
+        title={`Delete consumer ${consumer}`}
+        says={`Its offset, ${number(before)}, is forgotten. Messages stay. A reader with this name begins anew.`}
+        name={consumer}
+        button="Delete the consumer"
+        cli={["consumer", "delete", name, consumer]}
+        act={() => ask("DELETE /v1/queues/{queue}/consumers/{consumer}", { queue: name, consumer })}
+        done={`${consumer} is deleted.`}
+        close={close}
+      />
+    ) : (
+      <Ask
+        title={`Move consumer ${consumer}`}
+        says={
+          offset === ""
+            ? `It is at ${number(before)} of ${number(asked.consumer.end_offset)}.`
+            : wanted < before
+              ? `It goes back by ${number(before - wanted)} messages, and reads them again.`
+              : `It skips ${number(wanted - before)} messages.`
+        }
+        button="Move"
+        isWaiting={offset === ""}
+        cli={["consumer", "move", name, consumer, offset || "OFFSET", ...(offset !== "" && wanted < before ? ["--allow-rewind"] : [])]}
+        act={() =>
+          ask("PUT /v1/queues/{queue}/consumers/{consumer}", { queue: name, consumer, body: { offset: wanted, allow_rewind: wanted < before } })
+        }
+        done={`${consumer} is at ${offset}.`}
+        close={close}
+      >
+        <Field label="Offset" hint={`0 to ${number(asked.consumer.end_offset)}`}>
+          <input type="number" min="0" max={asked.consumer.end_offset} value={offset} required onInput={(event) => setOffset(event.currentTarget.value)} />
+        </Field>
+      </Ask>
+    );
+  }
+  const { channel } = asked as { channel: string };
+  const at = { queue: name, channel };
   const waiting = queue?.stats.channels.find((each) => each.name === channel);
   const number_ = number((waiting?.ready ?? 0) + (waiting?.leased ?? 0) + (waiting?.delayed ?? 0));
   if (asked.kind === "pause" || asked.kind === "unpause")
@@ -233,7 +307,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         }
         button={asked.kind === "pause" ? "Pause" : "Unpause"}
         cli={["channel", asked.kind, name, channel]}
-        act={() => post(`${path}/${asked.kind}`)}
+        act={() => ask(asked.kind === "pause" ? "POST /v1/queues/{queue}/channels/{channel}/pause" : "POST /v1/queues/{queue}/channels/{channel}/unpause", at)}
         close={close}
       />
     );
@@ -248,97 +322,9 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
       name={channel}
       button={asked.kind === "purge-channel" ? "Drop the messages" : "Delete the channel"}
       cli={["channel", asked.kind === "purge-channel" ? "purge" : "delete", name, channel]}
-      act={() => (asked.kind === "purge-channel" ? post(`${path}/purge`) : call("DELETE", path))}
+      act={() => (asked.kind === "purge-channel" ? ask("POST /v1/queues/{queue}/channels/{channel}/purge", at) : ask("DELETE /v1/queues/{queue}/channels/{channel}", at))}
       close={close}
     />
   );
 }
 
-const range = (schema: Schema): string => {
-  const of = schema.anyOf?.find((each) => each.type !== "null") ?? schema;
-  const limits = of.minimum !== undefined && of.maximum !== undefined ? `${number(of.minimum)} to ${number(of.maximum)}` : "";
-  const nothing = schema.anyOf?.some((each) => each.type === "null") ? "empty: none" : "";
-  const initial = schema["x-default"] === undefined ? "" : `default ${schema["x-default"]}`;
-  return [limits, nothing, initial].filter(Boolean).join("; ");
-};
-const shownAs = (value: unknown): string =>
-  value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-
-function Settings({ name, settings, changed }: { name: string; settings: Record<string, unknown>; changed: () => Promise<void> }) {
-  const schemas = usePolled(settingSchemas, 0, []);
-  const [edited, setEdited] = useState<Record<string, string>>({});
-  const [error, setError] = useState<Error>();
-  const [saved, setSaved] = useState(false);
-  const known = schemas.value ?? {};
-  const names = Object.keys(settings).filter((each) => each in known);
-  const read = (each: string, text: string): unknown => {
-    const schema = known[each]!;
-    const of = schema.anyOf?.find((one) => one.type !== "null") ?? schema;
-    if (text === "" && schema.anyOf) return null;
-    if (of.type === "string") return text;
-    if (of.type === "number" || of.type === "integer") return Number(text);
-    return JSON.parse(text);
-  };
-  const save = async (event: Event) => {
-    event.preventDefault();
-    try {
-      const changes = Object.fromEntries(Object.entries(edited).map(([each, text]) => [each, read(each, text)]));
-      await call("PATCH", queuePath(name), changes);
-      setEdited({});
-      setError(undefined);
-      setSaved(true);
-      setTimeout(() => setSaved(false), 2500);
-      await changed();
-    } catch (problem) {
-      setError(problem as Error);
-    }
-  };
-  const words = Object.entries(edited).flatMap(([each, text]) => [`--${each.replaceAll("_", "-")}`, text || "none"]);
-  return (
-    <section>
-      <h2>Settings</h2>
-      <form class="settings" onSubmit={save}>
-        {names.map((each) => {
-          const schema = known[each]!;
-          const now = edited[each] ?? shownAs(settings[each]);
-          const put = (text: string) => {
-            const { [each]: _, ...rest } = edited;
-            setEdited(text === shownAs(settings[each]) ? rest : { ...rest, [each]: text });
-          };
-          const choices = schema.enum ?? (schema.type === "boolean" ? ["true", "false"] : undefined);
-          const fixed = each === "kind" || each === "partitions";
-          return (
-            <div key={each} class={each in edited ? "setting edited" : "setting"}>
-              <label for={`setting-${each}`}>{each}</label>
-              {choices ? (
-                <select id={`setting-${each}`} value={now} disabled={fixed} onChange={(event) => put(event.currentTarget.value)}>
-                  {choices.map((choice) => (
-                    <option key={choice}>{choice}</option>
-                  ))}
-                </select>
-              ) : (
-                <input id={`setting-${each}`} value={now} disabled={fixed} onInput={(event) => put(event.currentTarget.value)} />
-              )}
-              <small>
-                {schema.description?.replaceAll("`", "")} {range(schema)}
-              </small>
-            </div>
-          );
-        })}
-        <Trouble error={error} />
-        {saved && <p role="status">Saved.</p>}
-        {Object.keys(edited).length > 0 && (
-          <div class="savebar">
-            <Cli words={["queue", "configure", name, ...words]} />
-            <div class="buttons">
-              <Button onClick={() => setEdited({})}>Undo</Button>
-              <button type="submit" class="main">
-                Save {Object.keys(edited).length} {Object.keys(edited).length === 1 ? "change" : "changes"}
-              </button>
-            </div>
-          </div>
-        )}
-      </form>
-    </section>
-  );
-}

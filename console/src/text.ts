@@ -27,22 +27,20 @@ export function duration(seconds: number): string {
   return `${Math.floor(hours / 24)} d`;
 }
 
+/** A length of time that may be short: `12 ms`, `1.5 s`, `3 m`. */
+export const seconds = (length: number): string =>
+  length === 0 ? "0" : length < 1 ? `${Number((length * 1000).toPrecision(2))} ms` : length < 60 ? `${Number(length.toPrecision(2))} s` : duration(length);
+
 export const moment = (seconds: number): string => {
   const at = new Date(seconds * 1000);
   return Number.isNaN(at.getTime()) ? String(seconds) : at.toISOString().replace("T", " ").slice(0, 19) + " UTC";
 };
 
-/** An error without what differs from case to case: numbers, ids, quoted values. */
-export function normalised(error: string): string {
-  return error
-    .replace(/\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b/gi, "<id>")
-    .replace(/\b0x[0-9a-f]+\b/gi, "<n>")
-    .replace(/\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b/gi, "<id>")
-    .replace(/'[^']*'|"[^"]*"/g, "<value>")
-    .replace(/\d+(\.\d+)*/g, "<n>")
-    .replace(/\s+/g, " ")
-    .trim();
-}
+const VARYING =
+  /'[^'\n]{0,500}'|"[^"\n]{0,500}"|\b0x[0-9A-Fa-f]+\b|\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|\b(?=[A-Fa-f]*\d)[0-9A-Fa-f]{12,}\b|\d+(?:\.\d+)*/g;
+/** The group of an error, as the server groups them (`error_group`): its first line without numbers, ids and quoted text. */
+export const errorGroup = (error: string): string =>
+  error.trim().split("\n")[0]!.slice(0, 1000).replace(VARYING, "#").slice(0, 200).trimEnd() || "no error was given";
 
 /** The bytes of a body as the API gives it. */
 export function bodyBytes(body: string, encoding: string | undefined): Uint8Array<ArrayBuffer> {

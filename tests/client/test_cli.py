@@ -490,7 +490,16 @@ def test_a_redrive_of_what_is_no_dead_letter_queue_is_an_error(shell: Shell, pla
     assert "'orders' is not a dead-letter queue" in ended.err and "orders.dead" in ended.err
     assert "done: 1 moved" in shell("redrive", "orders", "--to", "others")
     assert "done: 1 moved" in shell("redrive", "orders.dead")
-    assert "done: 0 moved" in shell("redrive", "orders.dead"), "it is empty, and still for dead letters"
+    assert "nothing to move: orders.dead is empty" in shell("redrive", "orders.dead"), "it is still for dead letters"
+
+
+def test_a_redrive_that_moves_nothing_of_what_was_selected_fails_and_says_so(shell: Shell, place: Place) -> None:
+    kill(place, "tea")
+    for chosen in (("--error", "too cold"), ("--contains", "cake")):
+        ended = shell.ended("redrive", "orders.dead", *chosen)
+        assert ended.status == Exit.FAILED
+        assert b"nothing was moved" in ended.out
+    assert "done: 1 moved" in shell("redrive", "orders.dead", "--error", "too hot")
 
 
 def test_dead_letters_of_a_queue_that_is_gone_are_redriven_all_the_same(shell: Shell, place: Place) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from tests.compat.server import REGION, Server
+from tests.compat.server import ACCOUNT, REGION, Server
 
 MESSAGES = 2_000
 SENDERS = 20
@@ -63,3 +63,30 @@ def test_fifty_tasks_lose_nothing_and_delete_everything_once(server: Server, nam
     assert deleted == Counter(range(MESSAGES))
     counts = [value for name, value in attributes.items() if name.startswith("ApproximateNumberOf")]
     assert counts == ["0", "0", "0"]
+
+
+async def poke(server: Server, url: str) -> list[Any]:
+    """What `SqsSensorTrigger` of Airflow's amazon provider (9.39) does for a message-queue trigger: these calls."""
+    client = get_session().create_client(
+        "sqs",
+        endpoint_url=server.url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    async with client as sqs:
+        answer = await sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=5, WaitTimeSeconds=1)
+        messages: list[Any] = answer.get("Messages", [])
+        if messages:
+            entries = [{"Id": each["MessageId"], "ReceiptHandle": each["ReceiptHandle"]} for each in messages]
+            assert "Successful" in await sqs.delete_message_batch(QueueUrl=url, Entries=entries)
+        return messages
+
+
+def test_the_calls_of_airflows_trigger_receive_and_delete(server: Server, sqs: Any, name: str) -> None:
+    own = sqs.create_queue(QueueName=name)["QueueUrl"]
+    for number in range(3):
+        sqs.send_message(QueueUrl=own, MessageBody=str(number))
+    url = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/{name}"  # the provider knows SQS by such URLs only
+    assert [message["Body"] for message in asyncio.run(poke(server, url))] == ["0", "1", "2"]
+    assert asyncio.run(poke(server, url)) == []

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.delivery import intervention
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, BrokerDriver, bodies_of
@@ -199,6 +200,24 @@ def test_nothing_or_too_much_is_refused() -> None:
     for sequences in ([], [-1], list(range(10_001))):
         with pytest.raises(InvalidRequest):
             driver.do(c.DeleteMessages(queue="q", sequences=sequences))
+
+
+def test_a_command_that_is_refused_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervention, "LOOK_AHEAD", 5)
+    driver = BrokerDriver()
+    driver.create(channels=("main", "audit"))
+    for number in range(20):
+        driver.send(b"%d" % number)
+    driver.receive(2)
+    before = stats(driver), stats(driver, "audit")
+    for command in (
+        c.DeleteMessages(queue="q", sequences=[0, 1, 19]),
+        c.RescheduleMessages(queue="q", sequences=[0, 19], due_ms=driver.now_ms + HOUR_MS),
+    ):
+        with pytest.raises(InvalidRequest, match="wait before message"):
+            driver.do(command)
+        assert (stats(driver), stats(driver, "audit")) == before
+    assert [each.state for each in (life(driver, 0), life(driver, 1))] == [State.LEASED, State.LEASED]
 
 
 # -- against a naive model --

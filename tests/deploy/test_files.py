@@ -166,9 +166,8 @@ def test_a_release_has_a_wheel_for_each_python_that_the_package_names() -> None:
 def test_the_notes_of_a_release_are_those_of_its_version(tmp_path: Path) -> None:
     steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["release"]["steps"]
     (command,) = [step["run"] for step in steps if "notes.md" in step.get("run", "") and "awk" in step["run"]]
-    (tmp_path / "CHANGELOG.md").write_text(
-        (ROOT / "CHANGELOG.md").read_text() + "\n## [0.0.9] - 2026-01-01\n\nOf long ago.\n"
-    )
+    older = "\n## [0.0.9] - 2026-01-01\n\nOf long ago.\n"
+    (tmp_path / "CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text() + older)
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     environment = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": f"v{version}"}
     subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environment, check=True)

@@ -33,6 +33,7 @@ from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.rows import forget, publish
 from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.arrow import BASE_COLUMNS
 from penstock.wire.pieces import CONTENT_TYPE, Target, encode_section
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import DIRECTIONS, ENDINGS, Cut, Direction, Proxy
@@ -541,7 +542,7 @@ def spark_read(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
     for number in range(3):
         bench.beside.queue(queue).send_many([b"%d %d" % (number, each) for each in range(5)])
     with spark_place(bench) as place:
-        outcome = yield lambda: list(place.batches(Range(queue, 0, 15, 0), include_headers=False))
+        outcome = yield lambda: list(place.batches(Range(queue, 0, 15, 0), BASE_COLUMNS))
         batches = outcome.done()
         assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(15))
         assert batches[0]["value"][0].as_py() == b"0 0"
@@ -623,7 +624,7 @@ def spark_ack_up_to(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
 def spark_take(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
     bench.beside.create_queue(queue, max_receives=100).send_many([b"tea", b"cake"])
     with spark_place(bench) as place:
-        outcome = yield lambda: place.take(queue, "main", 10, include_headers=False)
+        outcome = yield lambda: place.take(queue, "main", 10, BASE_COLUMNS)
         table, spans = outcome.done()
         assert table["value"].to_pylist() == [b"tea", b"cake"]
         assert place.settle(queue, "main", spans, done=True) == 2
@@ -634,7 +635,7 @@ def spark_settle(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
     """How many were settled decides whether the read is good: `DataLoss` if there were fewer than it took."""
     bench.beside.create_queue(queue, max_receives=100).send_many([b"tea", b"cake"])
     with spark_place(bench) as place:
-        _, spans = place.take(queue, "main", 10, include_headers=False)
+        _, spans = place.take(queue, "main", 10, BASE_COLUMNS)
         outcome = yield lambda: place.settle(queue, "main", spans, done=True)
         assert outcome.done() == 2
         assert bodies(bench, queue) == []
@@ -643,7 +644,7 @@ def spark_settle(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
 def spark_give_back(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
     bench.beside.create_queue(queue, max_receives=100).send_many([b"tea", b"cake"])
     with spark_place(bench) as place:
-        _, spans = place.take(queue, "main", 10, include_headers=False)
+        _, spans = place.take(queue, "main", 10, BASE_COLUMNS)
         outcome = yield lambda: place.settle(queue, "main", spans, done=False)
         assert outcome.done() == 2
         again = bench.beside.queue(queue).receive(max=10)

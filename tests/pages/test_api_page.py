@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,23 +19,11 @@ pytestmark = pytest.mark.timeout(900)
 SHOWN = f"document.querySelectorAll('#operations details').length === {OPERATIONS}"
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    started: list[Server] = []
-
-    def serve(text: str = "") -> Server:
-        started.append(Server(tmp_path / f"data-{len(started)}", text))
-        return started[-1]
-
-    yield serve
-    for server in started:
-        server.stop()
-
-
 def send(page: Page, operation: str, **fields: str) -> str:
     """Fill in an operation's form, press its button, and read what the page shows for it."""
     form = f"document.getElementById({operation!r})"
     page.value(f"{form}.open = true")
+    page.value("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
     for element, text in fields.items():
         page.value(f"{form}.querySelector({element!r}).value = {text!r}")
     page.value(f"{form}.querySelector('pre').textContent = ''")
@@ -76,8 +63,51 @@ def test_the_page_is_as_wide_as_its_window_and_dark_where_that_is_wanted(
     with browser.open(f"{serve().url}/v1/docs", width=400, is_dark=True) as page:
         page.until(SHOWN)
         assert page.value("document.documentElement.scrollWidth") <= 400
-        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(18, 24, 30)"
+        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(14, 19, 24)"
         assert page.complaints == []
+
+
+PREPARED = {
+    "needs a receipt": (
+        (
+            "ack_messages",
+            "ack_in_channel",
+            "extend_leases",
+            "extend_in_channel",
+            "release_messages",
+            "release_in_channel",
+        ),
+        ("send_messages", "receive_messages"),
+    ),
+    "needs a message": (("delete_message", "delete_messages", "release_named_messages"), ("send_messages",)),
+    "needs a redrive": (("describe_redrive", "cancel_redrive"), ("start_redrive",)),
+    "needs a consumer": (("delete_virtual_consumer", "delete_consumer"), ("consumer_ack",)),
+    "needs a queue": (("delete_virtual_queue", "delete_queue"), ("create_queue",)),
+}
+"""What somebody presses before, because an example speaks of what that gives."""
+ALONE = {"move_shard", "drain_node", "lookup_nodes"}
+"""Operations that a server without others refuses."""
+
+
+def test_every_example_works_as_it_is_filled_in(browser: Browser, serve: Callable[..., Server]) -> None:
+    with browser.open(f"{serve().url}/v1/docs") as page:
+        page.until("document.querySelectorAll('#operations details').length > 0")
+        found = page.value("[...document.querySelectorAll('#operations details')].map((each) => each.id)")
+        destroying = [each for each in found if each.startswith(("delete_", "purge_", "end_"))]
+        reading_as = ["move_consumer", "describe_consumer", "read_as_consumer"]
+        first = ["create_queue", "send_messages", "create_channel", *reading_as]
+        late = sorted(
+            destroying, key=lambda each: (each in ("delete_queue", "delete_virtual_queue"), each == "delete_channel")
+        )
+        rest = [each for each in found if each not in {*first, *late, *ALONE}]
+        for operation in [*first, *rest, *late]:
+            for operations, before in PREPARED.values():
+                if operation in operations:
+                    for each in before:
+                        send(page, each)
+            answer = send(page, operation)
+            assert answer.startswith("2"), f"{operation}: {answer}"
+        assert "curl -X POST" in page.value("document.querySelector('#send_messages pre:last-of-type').innerText")
 
 
 def test_the_page_takes_a_token(browser: Browser, serve: Callable[..., Server]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.pipelines.checkpoints import status_of
 from penstock.pipelines.errors import IncompatibleCheckpoint, InvalidDefinition
 from penstock.pipelines.where import Where
@@ -294,3 +295,35 @@ def test_a_pipeline_reads_a_data_directory_without_a_server(queues: Queues) -> N
         assert bench.run(where=Where(data=queues.data)).state == "done"
     assert len(bench.files("out", "n")) == 20
     assert set(queues.channels()) == {"main"}
+
+
+def test_rows_that_fail_are_dead_letters_of_their_queue_and_go_back_by_redrive(queues: Queues) -> None:
+    queues.create("q")
+    with penstock.connect(queues.url) as ps:
+        ps.queue(queues.name()).send_many([b'{"id": 1}', b"no json", b'{"id": -1}'])
+        bench = Bench(
+            queues,
+            """
+            dead_letters: "{q}-q.dead"
+            source: {queue: "{q}-q"}
+            steps:
+              - {name: read, parse: json, schema: "id bigint"}
+              - {name: checked, checks: {positive: id > 0}}
+            sink: {parquet: out}
+            """,
+        )
+        assert bench.run().state == "done"
+        dead = ps.queue(queues.name("q.dead"))
+        letters = dead.browse(limit=10)
+        assert [(letter.origin.queue, letter.origin.sequence) for letter in letters] == [
+            (queues.name(), 1),
+            (queues.name(), 2),
+        ]
+        told = [letter.history[-1].error for letter in letters]
+        assert told == ["read: the body is no JSON", "checked: check failed: positive"]
+        frame = queues.reader("q.dead", includeDeadLetters="true").selectExpr("deadOrigin.offset", "attempts")
+        assert sorted(map(tuple, frame.collect())) == [(1, 1), (2, 1)]
+        task = ps.redrive(queues.name("q.dead"), error="no JSON").wait(timeout=10)
+        assert (task.moved, task.skipped) == (1, 1)
+        assert [message.body for message in dead.browse(limit=10)] == [b'{"id": -1}']
+        assert [record["body"] for record in queues.records()][-1] == "no json"

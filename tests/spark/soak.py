@@ -27,6 +27,7 @@ from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.arrow import BASE_COLUMNS
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import ROOT, Server
 
@@ -154,7 +155,7 @@ def queue_output(url: str) -> list[str]:
     """Every message of queue `out`."""
     with contextlib.closing(ServerPlace(Where(url=url))) as place:
         at = place.find(["out"])[Part("out", 0)]
-        batches = place.batches(Range("out", 0, at.end, 0), include_headers=False)
+        batches = place.batches(Range("out", 0, at.end, 0), BASE_COLUMNS)
         return [value.decode() for batch in batches for value in batch["value"].to_pylist()]
 
 

@@ -33,6 +33,7 @@ from penstock.pipelines.progress import partition_offsets
 from penstock.spark.options import Where
 from penstock.spark.place import Range
 from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.arrow import BASE_COLUMNS
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import Server, until
 from tests.spark.soak import ENDLESS_S, Driver, difference, wait_for
@@ -83,7 +84,7 @@ class Wide:
         found: dict[int, list[tuple[str, bytes | None]]] = {}
         with contextlib.closing(ServerPlace(Where(url=self._url))) as place:
             for part, at in place.find([name]).items():
-                for batch in place.batches(Range(name, at.first, at.end, at.first), include_headers=False):
+                for batch in place.batches(Range(name, at.first, at.end, at.first), BASE_COLUMNS):
                     rows = zip(batch["value"].to_pylist(), batch["key"].to_pylist(), strict=True)
                     found.setdefault(part.partition, []).extend((value.decode(), key) for value, key in rows)
         return found

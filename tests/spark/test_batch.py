@@ -115,8 +115,12 @@ def test_a_queue_that_is_not_there_is_an_error(queues: Queues) -> None:
 
 
 def test_a_wrong_option_reaches_the_user(queues: Queues) -> None:
-    with pytest.raises(Exception, match="did you mean minPartitions"):
+    with pytest.raises(Exception, match="did you mean minPartitions") as told:
         queues.reader(minPartition="2").count()
+    assert "Traceback" not in str(told.value)
+    with pytest.raises(Exception, match="there is no queue") as told:
+        queues.reader().count()
+    assert "Traceback" not in str(told.value)
 
 
 def test_a_batch_takes_nothing(queues: Queues) -> None:

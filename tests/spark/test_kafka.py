@@ -26,6 +26,7 @@ from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection
 from penstock.spark.source import RangePartition, read_range
 from penstock.store.journal.kafka_records import value_key
+from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS
 from penstock.wire.pieces import Target, encode_section
 from tests.cluster.nodes import settings_text
 from tests.compat.server import Server, until
@@ -89,7 +90,7 @@ def values(queues: Queues, at: KafkaPlace, start: int = 0, stop: int | None = No
     name = queues.name()
     with contextlib.closing(at):
         wanted = Range(name, start, at.find([name])[Part(name, 0)].end if stop is None else stop, 0)
-        batches = list(at.batches(wanted, include_headers=True))
+        batches = list(at.batches(wanted, WITH_HEADERS))
     return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
 
@@ -219,7 +220,7 @@ def test_chunks_that_kafka_has_cleaned_away_are_looked_for_at_the_server_which_k
     assert reads(queues.server) == before + 1
     options = SourceOptions.parse({"url": queues.url, "subscribe": asked.queue, "readFrom": "kafka"}, streaming=True)
     with pytest.raises(DataLoss, match="messages 0 to 299"):
-        list(read_range(options, RangePartition(asked)))
+        list(read_range(options, ("value",), RangePartition(asked)))
 
 
 def test_a_chunk_that_is_not_found_in_kafka_comes_from_the_server_in_its_place(
@@ -327,7 +328,7 @@ def test_each_partition_of_a_queue_is_read_from_its_own_partition_in_kafka(queue
             listing = at._list(wanted)
             assert listing is not None
             partitions.add(listing.partition)
-            batches = list(at.batches(wanted, include_headers=False))
+            batches = list(at.batches(wanted, BASE_COLUMNS))
             assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(
                 range(wanted.start, wanted.stop)
             )

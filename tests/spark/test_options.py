@@ -49,6 +49,17 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"endingOffsets": "latest"}, True, "endingOffsets is for a batch"),
         ({"consume": "true"}, True, "consume is for a batch"),
         ({"maxOffsetsPerTrigger": "5"}, False, "is for a stream"),
+        ({"minOffsetsPerTrigger": "5"}, False, "is for a stream"),
+        ({"maxTriggerDelay": "5m"}, True, "give that, too"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, True, "30s, 15m or 1h"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, True, "no batch could"),
+        ({"maxRecordsPerPartition": "0"}, False, "at least 1"),
+        ({"startingOffsetsByTimestamp": '{"orders": 5}'}, False, "milliseconds since 1970"),
+        ({"startingOffsetsByTimestamp": '{"other": {"0": 5}}'}, False, "name the same ones"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "startingTimestamp": "5"}, False, "give one of them"),
+        ({"endingOffsetsByTimestamp": '{"orders": {"0": 5}}'}, True, "is for a batch"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, False, "latest or error"),
+        ({"includeDeadLetters": "some"}, False, "true or false"),
         ({"maxOffsetsPerTrigger": "0"}, True, "at least 1"),
         ({"maxBytesPerTrigger": "1 MB"}, True, "whole number"),
         ({"minPartitions": "0"}, False, "at least 1"),
@@ -109,3 +120,22 @@ def test_options_for_kafka_go_to_its_client_without_their_prefix() -> None:
 def test_a_wrong_option_of_a_sink_is_an_error(options: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         SinkOptions.parse({"url": "http://localhost:9325"} | options)
+
+
+def test_without_any_option_the_error_tells_of_tables_that_lose_theirs() -> None:
+    with pytest.raises(InvalidOption, match=r"CREATE TABLE .* has lost them.*CREATE TEMPORARY VIEW"):
+        SourceOptions.parse({}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"txnAppId": "a"}, "give both"),
+        ({"txnVersion": "1"}, "give both"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "at least 0"),
+        ({"txnAppId": "a", "txnVersion": "1", "delivery": "at-least-once"}, "need delivery exactly-once"),
+    ],
+)
+def test_a_transaction_is_a_name_and_a_number(options: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        SinkOptions.parse({"url": "http://localhost:9325", "topic": "orders", **options})

@@ -126,3 +126,31 @@ def test_a_batch_that_is_done_again_is_not_sent_again(queues: Queues) -> None:
     queues.rest("POST", "/v1/bulk/channels", {"queue": queues.name(), "channel": "holds", "offset": 0})
     run()
     assert sorted(int(record["body"]) for record in queues.records("out")) == list(range(100))
+
+
+def test_a_write_with_a_transaction_is_done_once(queues: Queues) -> None:
+    queues.create()
+    for version in (0, 0, 1, 1, 0):
+        write(queues, numbers(queues, 10), topic=queues.name(), txnAppId="job", txnVersion=version)
+    assert len(queues.records()) == 20
+
+
+def test_foreach_batch_with_a_transaction_writes_once_on_repeat(queues: Queues) -> None:
+    queues.send(100)
+
+    def twice(batch: Any, number: int) -> None:
+        for _ in range(2):
+            write(queues, batch.select("value"), topic=queues.name("out"), txnAppId=queues.prefix, txnVersion=number)
+
+    stream = queues.stream(maxOffsetsPerTrigger="50")
+    query = stream.writeStream.foreachBatch(twice).option("checkpointLocation", str(queues.directory / "c"))
+    assert query.trigger(availableNow=True).start().awaitTermination(PATIENCE_S)
+    assert sorted(int(record["body"]) for record in queues.records("out")) == list(range(100))
+
+
+def test_a_stream_takes_no_transaction(queues: Queues) -> None:
+    queues.send(1)
+    writer = queues.stream().select("value").writeStream.format("penstock").option("url", queues.url)
+    writer = writer.options(topic=queues.name("out"), txnAppId="job", txnVersion="1")
+    with pytest.raises(Exception, match="a stream has an id"):
+        writer.option("checkpointLocation", str(queues.directory / "c")).start().processAllAvailable()

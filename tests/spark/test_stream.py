@@ -7,7 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from penstock.spark.options import DEFAULT_BYTES_PER_TRIGGER, SourceOptions
+from penstock.spark.source import StreamReader
 from tests.compat.server import until
 from tests.spark.running import PATIENCE_S, Queues
 
@@ -211,3 +214,54 @@ def test_a_server_that_is_away_for_a_while_does_not_end_a_stream(queues: Queues)
     assert query.isActive
     query.stop()
     assert queues.output() == list(range(150))
+
+
+def test_progress_tells_server_and_lag_in_messages_and_seconds(queues: Queues) -> None:
+    queues.send(30)
+    query = queues.run(queues.stream(maxOffsetsPerTrigger=20))
+    sources = [json.loads(each.json)["sources"][0] for each in query.recentProgress if each.numInputRows]
+    first, last = [each["latestOffset"] for each in sources]
+    assert first["server"] == queues.url
+    assert first["lag"][queues.name()]["messages"] == 10
+    assert 0 < first["lag"][queues.name()]["seconds"] < 300
+    assert last["lag"] == {queues.name(): {"messages": 0, "seconds": 0.0}}
+
+
+def test_a_batch_waits_for_enough_messages_but_not_for_ever(queues: Queues) -> None:
+    queues.send(5)
+    frame = queues.stream(minOffsetsPerTrigger=10, maxTriggerDelay="2s")
+    begun = time.monotonic()
+    query = queues.start(frame)
+    until(lambda: queues.output() == list(range(5)) if query.recentProgress else False, PATIENCE_S)
+    assert time.monotonic() - begun > 2
+    queues.send(10, start=5)
+    until(lambda: queues.output() == list(range(15)), PATIENCE_S)
+
+
+def test_a_stream_without_limits_reads_in_batches_of_bounded_bytes(queues: Queues) -> None:
+    reader = StreamReader(SourceOptions.parse({"url": queues.url, "subscribe": "q"}, streaming=True), ("value",))
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(DEFAULT_BYTES_PER_TRIGGER)
+
+
+def test_times_by_partition_say_where_a_stream_starts_or_that_nothing_is_there(queues: Queues) -> None:
+    queues.send(5)
+    time.sleep(0.05)
+    now_ms = int(time.time() * 1_000)
+    queues.send(5, start=5)
+    given = json.dumps({queues.name(): {"0": now_ms}})
+    queues.run(queues.stream(startingOffsets=None, startingOffsetsByTimestamp=given))
+    assert queues.output() == list(range(5, 10))
+    late = json.dumps({queues.name(): {"0": now_ms + 3_600_000}})
+    frame = queues.reader(startingOffsetsByTimestamp=late)
+    assert frame.count() == 0
+    with pytest.raises(Exception, match="nothing was sent to queue"):
+        queues.reader(startingOffsetsByTimestamp=late, startingOffsetsByTimestampStrategy="error").count()
+
+
+def test_a_queue_without_main_is_empty_when_the_stream_has_read_it(queues: Queues) -> None:
+    queues.create(channels=())
+    queues.send(100)
+    queues.run(queues.stream())
+    queues.run(queues.stream())  # which acknowledges what the first run has done
+    assert queues.output() == list(range(100))
+    assert queues.records() == []

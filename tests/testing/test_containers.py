@@ -23,8 +23,8 @@ from botocore.exceptions import ClientError
 from testcontainers.core.config import testcontainers_config
 
 from penstock.testing.containers import HTTP, NSQ, NSQ_HTTP, SQS, PenstockContainer
-from tests.ports import free_ports
 from tools.image import DOCKERFILE, instructions, stages
+from tools.kafka import free_ports
 
 VARIABLES = {
     SQS: "PENSTOCK_SQS_PORT",

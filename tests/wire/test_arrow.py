@@ -8,7 +8,7 @@ import pytest
 from penstock.core.queues.attributes import TypedText, encode_attributes
 from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk
-from penstock.wire.arrow import record_batch, record_schema
+from penstock.wire.arrow import WITH_HEADERS, record_batch, record_schema
 
 BODIES = [b"zero", b"", b"two" * 100, b"three"]
 
@@ -66,8 +66,8 @@ def test_attributes_are_headers_when_asked_for() -> None:
         encode_attributes({"price": TypedText.of("12.50", "Number")}),
     ]
     chunk = stored(Chunk.of(0, 0, [b"a", b"b", b"c"], attributes=attributes))
-    batch = record_batch(chunk, 0, 3, include_headers=True)
-    assert batch.schema == record_schema(include_headers=True)
+    batch = record_batch(chunk, 0, 3, WITH_HEADERS)
+    assert batch.schema == record_schema(WITH_HEADERS)
     assert batch["headers"].to_pylist() == [
         None,
         [{"key": "kind", "value": b"order"}, {"key": "raw", "value": b"\xff"}, {"key": "size", "value": b"3"}],
@@ -77,7 +77,7 @@ def test_attributes_are_headers_when_asked_for() -> None:
 
 
 def test_headers_are_null_where_nobody_set_attributes() -> None:
-    batch = record_batch(Chunk.of(0, 0, [b"a", b"b"]), 0, 2, include_headers=True)
+    batch = record_batch(Chunk.of(0, 0, [b"a", b"b"]), 0, 2, WITH_HEADERS)
     assert batch["headers"].to_pylist() == [None, None]
 
 

@@ -46,7 +46,7 @@ def explain(
     print()
     print_rows([_in_channel(each) for each in life.channels], False, "Channels")
     if life.attributes:
-        print("\n" + "\n".join(f"{name}: {value}" for name, value in life.attributes.items()))
+        print("\n" + "\n".join(f"{name}: {value!s}" for name, value in life.attributes.items()))
     print(f"\n{body}")
 
 

@@ -55,8 +55,12 @@ pipelines = Group(
 File = Annotated[Path, Argument(help="The definition: a .yaml or .py file.")]
 Master = Annotated[str | None, Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")]
 StateDirectory = Annotated[
-    Path | None,
-    Option("--state", help="Where checkpoints and status are kept.", show_default=".penstock beside the file"),
+    str | None,
+    Option(
+        "--state",
+        help="Where checkpoints and status are kept: a directory, or s3a://bucket/...",
+        show_default=".penstock beside the file",
+    ),
 ]
 Conf = Annotated[list[str] | None, Option("--conf", help="A setting of Spark: key=value. Any number of them.")]
 
@@ -106,6 +110,7 @@ def run(
     pipeline = _load(file, trigger)
     settings = {**pipeline.settings.conf, **_pairs(conf)}
     with _session(pipeline, state, master, settings, reset=reset_checkpoint) as (spark, kept):
+        from penstock.pipelines.checkpoints import logs_of
         from penstock.pipelines.progress import display_for
         from penstock.pipelines.runner import FAILED as RUN_FAILED
         from penstock.pipelines.runner import STOPPED as RUN_STOPPED
@@ -119,7 +124,7 @@ def run(
             with told_to_stop(runner.tell):
                 outcome = runner.run()
     if outcome.state == RUN_FAILED:
-        print(f"penstock: {outcome.reason} (Spark's log is {kept.directory / 'spark.log'})", file=sys.stderr)
+        print(f"penstock: {outcome.reason} (Spark's log is {logs_of(pipeline, kept) / 'spark.log'})", file=sys.stderr)
         raise SystemExit(FAILED)
     if outcome.state == RUN_STOPPED:
         print("penstock: stopped; the next run goes on from here", file=sys.stderr)
@@ -232,23 +237,23 @@ def _load(file: Path, trigger: str | None = None) -> Pipeline:
 
 @contextlib.contextmanager
 def _session(
-    pipeline: Pipeline, directory: Path | None, master: str | None, conf: dict[str, str], *, reset: bool | None = None
+    pipeline: Pipeline, directory: str | None, master: str | None, conf: dict[str, str], *, reset: bool | None = None
 ) -> Iterator[tuple[Any, Any]]:
     """Spark, and the pipeline's directory, held while the block runs (a look without a run holds nothing)."""
     import tempfile
 
-    from penstock.pipelines.checkpoints import State, state_directory
+    from penstock.pipelines.checkpoints import State, logs_of, state_directory
     from penstock.pipelines.sessions import by_value, start_session
 
     with contextlib.ExitStack() as stack:
         if reset is None:
             state = State(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pipeline-"))))
         else:
-            state = State(state_directory(pipeline, directory))
+            state = State(state_directory(pipeline, directory, conf))
             stack.enter_context(state.locked())
             for done in state.accept(pipeline, reset=reset):
                 print(f"penstock: {done}", file=sys.stderr)
-        spark = start_session(f"penstock {pipeline.name}", state.directory, master=master, conf=conf)
+        spark = start_session(f"penstock {pipeline.name}", logs_of(pipeline, state), master=master, conf=conf)
         stack.callback(spark.stop)
         calls = [view.function.call for view in pipeline.views.values() if view.function is not None]
         by_value(sorted({call.__module__ for call in calls}))

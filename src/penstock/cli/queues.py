@@ -297,9 +297,19 @@ def redrive(
     )
     task = _followed(started, queue) if wait else started.progress()
     text = f"{task.status}: {task.moved:,} {'deleted' if discard else 'moved'}, {task.skipped:,} left where they are"
+    is_in_vain = wait and task.status == "done" and not task.moved
+    was_asked_for = any((message_id, needle is not None, error is not None, group is not None, task.skipped))
+    if is_in_vain:
+        text = _nothing_moved(queue, task.skipped, to) if was_asked_for else f"nothing to move: {queue} is empty"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
-    if task.status in ("failed", "cancelled"):
+    if task.status in ("failed", "cancelled") or (is_in_vain and was_asked_for):
         raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _nothing_moved(queue: str, skipped: int, to: str | None) -> str:
+    """Why a redrive may have found nothing to move."""
+    hint = "" if to is not None else "; messages without an origin need --to"
+    return f"nothing was moved: none of the {skipped:,} messages of {queue} is what was asked for{hint}"
 
 
 def _followed(started: Redrive, queue: str) -> RedriveTask:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,14 +109,23 @@ def counts(ps: Penstock, queues: list[str] | None, prefix: str, damaged: list[st
     """
     import penstock
 
-    for name in queues or ps.queues(prefix):
+    if not queues:
+        told = ps.stats(prefix)
+        yield from told
+        if damaged is None:
+            return
+        known = {each.name for each in told}
+        queues, all_named = [name for name in ps.queues(prefix) if name not in known], False
+    else:
+        all_named = True
+    for name in queues:
         try:
             yield ps.queue(name).stats()
         except penstock.QueueNotFound:
-            if queues:
+            if all_named:
                 raise
         except penstock.QueueDamaged as error:
-            if queues:
+            if all_named:
                 raise
             if damaged is not None:
                 damaged.append(name)
@@ -158,6 +168,7 @@ def top(
         with pauses_until_q() as pause:
             _live(rated(looks_at(ps, queues, prefix, interval, pause), count))
         return
+    trends: Trends = {}
     for rows, lost in rated(looks_at(ps, queues, prefix, interval, _sleep), count):
         if lost is not None:
             if time.monotonic() - lost.at > GONE_SECONDS:
@@ -166,7 +177,7 @@ def top(
         if as_json:
             print_json(rows)
         else:
-            print_rows(rows, False, "Queues")
+            print_rows([*with_trends(rows, trends)], False, "Queues")
         if once and not rows:
             raise click.exceptions.Exit(Exit.NOTHING)
 
@@ -276,12 +287,44 @@ def _rate(before: int | None, now: int, seconds: float) -> float:
     return 0.0 if before is None or now < before else round((now - before) / seconds, 1)
 
 
+Trends = dict[tuple[str, str], deque[float]]
+"""Messages sent and acknowledged a second in a channel, look by look."""
+_BARS = "▁▂▃▄▅▆▇█"
+_TREND_LOOKS = 20
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """A small chart, the last value last; nothing if all are zero.
+
+    >>> sparkline([0, 1, 2, 4]), sparkline([0, 0])
+    ('▁▂▄█', '')
+    """
+    given = list(values)
+    highest = max(given, default=0.0)
+    if highest <= 0:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(each / highest * (len(_BARS) - 1)))] for each in given)
+
+
+def with_trends(rows: list[dict[str, Any]], trends: Trends) -> Iterator[dict[str, Any]]:
+    """Rows for people: with how the rate has been at the last looks."""
+    for row in rows:
+        trend = trends.setdefault((row["queue"], row["channel"]), deque(maxlen=_TREND_LOOKS))
+        trend.append(row["sent_per_s"] + row["acked_per_s"])
+        yield row | {"trend": sparkline(trend)}
+    there = {(row["queue"], row["channel"]) for row in rows}
+    for gone in [key for key in trends if key not in there]:
+        del trends[gone]
+
+
 def _live(tables: Iterable[tuple[list[dict[str, Any]], Lost | None]]) -> None:
     """Each table in the place of the last, on a screen of its own; the screen before it comes back at the end."""
     print("\x1b[?1049h\x1b[?25l", end="")
     try:
-        for rows, lost in tables:
+        trends: Trends = {}
+        for plain, lost in tables:
             size = shutil.get_terminal_size()
+            rows = [*with_trends(plain, trends)] if lost is None else plain
             shown = rows[: max(1, size.lines - 6)]
             more = f" ({len(rows) - len(shown):,} more)" if len(shown) < len(rows) else ""
             title = f"{time.strftime('%H:%M:%S')}  q ends{more}"

@@ -308,6 +308,19 @@ class QueueStats(Command):
     name: str
 
 
+class CountQueues(Command):
+    """Exact counts of many queues at once: `limit` at most, after the name `after`, by name. A list of `Stats`.
+
+    Queues in quarantine have none, and are left out.
+    """
+
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
 class TallyQueues(Command):
     """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
 
@@ -976,7 +989,7 @@ class EndSession(Command):
     error: str = "session ended"
 
 
-class HeldLeases(NamedTuple):
+class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
     """Messages that a session holds in one channel."""
 
     queue: str
@@ -1080,6 +1093,8 @@ class Offsets(msgspec.Struct):
     """Up to where one may read; `end` when no `bytes_max` was given."""
     partitions: int = 1
     """Over how many shards the queue is spread: the others have messages of their own."""
+    after_ms: int | None = None
+    """When the first message from `after` on was sent; None when there is none."""
 
     @property
     def partition(self) -> int:

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.definition import FILES, REJECTS, Output, Pipeline
-from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint
+from penstock.pipelines.errors import IncompatibleCheckpoint
 from penstock.pipelines.frames import table_path
+from penstock.pipelines.locations import RemoteLock, RemotePath, is_locked, local_lock, location, remove_all
 from penstock.pipelines.progress import partition_offsets
 from penstock.pipelines.sql import is_stateful
 from penstock.pipelines.where import Where
@@ -38,22 +37,26 @@ DEFAULT_DIRECTORY = ".penstock"
 _SPARK_FILES = "_spark_metadata"
 
 
-def state_directory(pipeline: Pipeline, given: Path | None) -> Path:
+def state_directory(
+    pipeline: Pipeline, given: str | Path | None, conf: Mapping[str, str] | None = None
+) -> Path | RemotePath:
     """Where a pipeline keeps what it remembers: `.penstock/<name>` beside its file, unless told otherwise."""
-    parent = given or pipeline.file.parent / (pipeline.settings.state or DEFAULT_DIRECTORY)
-    return parent.resolve() / pipeline.name
+    beside = pipeline.file.parent if given is None else Path()
+    wanted = str(given) if given is not None else pipeline.settings.state or DEFAULT_DIRECTORY
+    return location(wanted, beside, {**pipeline.settings.conf, **(conf or {})}) / pipeline.name
 
 
 class State:
     """The directory of one pipeline."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | RemotePath) -> None:
         self.directory = directory
+        self._remote_lock: RemoteLock | None = None
         self._status = directory / "status.json"
         self._signatures = directory / "pipeline.json"
         self._lock = directory / "lock"
 
-    def checkpoint(self, query: str) -> Path:
+    def checkpoint(self, query: str) -> Path | RemotePath:
         """Where Spark keeps a query's progress."""
         return self.directory / "checkpoints" / query
 
@@ -62,28 +65,25 @@ class State:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else runs this pipeline from here while the block runs."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                status = self.read_status() or {}
-                raise AlreadyRunning(
-                    f"another process ({status.get('pid', 'unknown')}) runs this pipeline from {self.directory}: stop "
-                    "it first, or give --state another directory"
-                ) from None
+        if isinstance(self._lock, RemotePath):
+            with self._lock.locked() as self._remote_lock:
+                yield
+            return
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        status = self.read_status() or {}
+        busy = (
+            f"another process ({status.get('pid', 'unknown')}) runs this pipeline from {self.directory}: stop it first"
+        )
+        with local_lock(self._lock, f"{busy}, or give --state another directory"):
             yield
+
+    def has_lost_lock(self) -> bool:
+        """Whether another process has taken the lock, because nothing was heard of this one for too long."""
+        return self._remote_lock is not None and self._remote_lock.is_lost
 
     def is_locked(self) -> bool:
         """Whether some process runs this pipeline now."""
-        try:
-            with self._lock.open("a+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return False
+        return is_locked(self._lock)
 
     # -- status --
 
@@ -128,16 +128,23 @@ class State:
         done = []
         checkpoints = self.directory / "checkpoints"
         if checkpoints.exists():
-            shutil.rmtree(checkpoints)
+            remove_all(checkpoints)
             done.append(f"deleted {checkpoints}")
         self._signatures.unlink(missing_ok=True)
         for output in pipeline.outputs.values():
             path = table_path(pipeline, output, self.directory)
             if output.kind == "parquet" and (path / _SPARK_FILES).exists():
                 aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-                path.rename(aside)
+                path.rename(aside)  # type: ignore[arg-type]  # of the same kind as it is
                 done.append(f"moved {path} to {aside}")
         return done
+
+
+def logs_of(pipeline: Pipeline, state: State) -> Path:
+    """Where Spark's own log goes: with the state, if that is on this machine."""
+    if isinstance(state.directory, RemotePath):
+        return pipeline.file.parent.resolve() / DEFAULT_DIRECTORY / pipeline.name
+    return state.directory
 
 
 def signature(pipeline: Pipeline, query: str) -> dict[str, Any]:
@@ -165,7 +172,7 @@ def signature(pipeline: Pipeline, query: str) -> dict[str, Any]:
     return {"sources": sources, "state": sorted(stateful), "sink": {output.kind: output.target}}
 
 
-def _check_fresh(pipeline: Pipeline, output: Output, directory: Path) -> None:
+def _check_fresh(pipeline: Pipeline, output: Output, directory: Path | RemotePath) -> None:
     """Spark skips, without a word, the batches of a new stream that an old one has already written to a directory."""
     path = table_path(pipeline, output, directory)
     if output.kind == "parquet" and (path / _SPARK_FILES).exists():
@@ -179,29 +186,40 @@ def _check_fresh(pipeline: Pipeline, output: Output, directory: Path) -> None:
 # -- what Spark has noted ----------------------------------------------------------------------------------------------
 
 
-def last_batch(checkpoint: Path) -> tuple[int, list[dict[str, Any]]] | None:
+def last_number(directory: Path | RemotePath) -> int:
+    """The number of the last batch that Spark has noted in a directory of a checkpoint; -1 for none."""
+    with contextlib.suppress(FileNotFoundError):
+        return max((int(each.name) for each in directory.iterdir() if each.name.isdigit()), default=-1)
+    return -1
+
+
+def last_batch(checkpoint: Path | RemotePath) -> tuple[int, list[dict[str, Any]]] | None:
     """The last batch that a query has done, and the offsets that it reached in each source; read without Spark."""
-    numbers = [int(each.name) for each in checkpoint.glob("commits/*") if each.name.isdigit()]
-    if not numbers:
+    number = last_number(checkpoint / "commits")
+    if number < 0:
         return None
-    lines = (checkpoint / "offsets" / str(max(numbers))).read_text().splitlines()[2:]
+    lines = (checkpoint / "offsets" / str(number)).read_text().splitlines()[2:]
     offsets = []
     for line in lines:
         with contextlib.suppress(ValueError):
             found = json.loads(line)
             if isinstance(found, dict) and "queues" in found:
                 offsets.append(found)
-    return max(numbers), offsets
+    return number, offsets
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path | RemotePath, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=1)
+    if isinstance(path, RemotePath):
+        path.write_text(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps(content, indent=1))
+    new.write_text(text)
     new.replace(path)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path | RemotePath) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem
+from penstock.pipelines.locations import path_problem, scheme_of
 
 QUEUE, FILES = "queue", "files"
 OUTPUT_KINDS = ("queue", "parquet", "delta", "iceberg", "console")
@@ -306,6 +307,10 @@ def _setting_problems(pipeline: Pipeline) -> Iterable[Problem]:
     settings, file = pipeline.settings, str(pipeline.file)
     if seconds_of(settings.trigger) is None:
         yield Problem(Place(file, key="trigger"), f"{settings.trigger!r} is no interval: write one like 5 seconds")
+    if settings.state is not None and (wrong := path_problem(settings.state, without_spark=True)) is not None:
+        yield Problem(Place(file, key="state"), wrong)
+    if settings.data is not None and scheme_of(settings.data) not in (None, "file"):
+        yield Problem(Place(file, key="data"), "data is a directory of this machine; a server has an url")
     if settings.url is not None and settings.data is not None:
         yield Problem(Place(file, key="url"), "url and data contradict each other: give one of them")
     if pipeline.rejecting and settings.dead_letters is None:
@@ -321,6 +326,8 @@ def _source_problems(pipeline: Pipeline, source: Source) -> Iterable[Problem]:
     if source.kind == QUEUE:
         yield from _option_problems(source.at, dict(source.options), is_source=True)
         return
+    if (wrong := path_problem(source.path, without_spark=False)) is not None:
+        yield Problem(source.at, wrong)
     if source.format not in FILE_FORMATS:
         yield Problem(source.at, f"format is {source.format!r}{meant(source.format, FILE_FORMATS)}")
     if not source.schema and not source.is_static and source.format != "text":
@@ -371,6 +378,17 @@ def _output_problems(pipeline: Pipeline, output: Output) -> Iterable[Problem]:
             yield Problem(output.at, "a sink that is a queue needs a server: give url instead of data")
     elif output.kind != "console" and not output.target:
         yield Problem(output.at, f"say where: {output.kind}: a directory")
+    elif output.kind != "console":
+        is_lake = output.kind in ("delta", "iceberg")
+        if (wrong := path_problem(output.target, without_spark=is_lake)) is not None:
+            yield Problem(output.at, wrong)
+        is_remote = scheme_of(output.target) not in (None, "file")
+        if output.kind == "iceberg" and is_remote and "catalog" not in output.options:
+            yield Problem(
+                output.at,
+                "an Iceberg table on an object store needs a catalogue that is not a file there: give options: "
+                "{catalog: postgresql+psycopg://..., or sqlite:////a/directory/catalog.db}",
+            )
     if output.partition_by and output.kind not in ("parquet", "delta"):
         yield Problem(output.at, f"partition_by is for parquet and delta, and this is {output.kind}")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.core.errors import PenstockError
 
@@ -84,6 +85,35 @@ _WRAPPERS = ("PythonException", "SparkException", "StreamingQueryException", "Fo
 """Errors that only say that there was another one."""
 
 
+_NO_CONNECTOR = re.compile(r'Class org\.apache\.hadoop\.fs\.(s3a)\.\w+ not found|No FileSystem for scheme "?(\w+)')
+
+
+def missing_connector(text: str) -> str | None:
+    """What to install, if Spark says that it cannot read and write paths with some scheme.
+
+    >>> missing_connector('UnsupportedFileSystemException: No FileSystem for scheme "gs"')
+    'SparkMissing: Spark has no connector for gs:// paths: name its jar in the setting spark.jars.packages.'
+    """
+    match = _NO_CONNECTOR.search(text)
+    if match is None:
+        return None
+    scheme = match[1] or match[2]
+    what = f" (for this Spark org.apache.hadoop:hadoop-aws:{_hadoop_version()})" if scheme in ("s3a", "s3") else ""
+    named = " Write s3a:// instead of s3://." if scheme == "s3" else ""
+    told = (
+        f"Spark has no connector for {scheme}:// paths: name its jar in the setting spark.jars.packages{what}.{named}"
+    )
+    return f"SparkMissing: {told}"
+
+
+def _hadoop_version() -> str:
+    """Of the Hadoop that the installed Spark has."""
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
+    return next((each.stem.removeprefix("hadoop-client-api-") for each in jars), "VERSION")
+
+
 def reason_of(error: BaseException) -> str:
     """What went wrong, as one line: the error that began it, found in Spark's long text.
 
@@ -92,6 +122,8 @@ def reason_of(error: BaseException) -> str:
     >>> reason_of(ValueError("no such thing"))
     'ValueError: no such thing'
     """
+    if (missing := missing_connector(str(error))) is not None:
+        return missing
     lines = str(error).splitlines() or [""]
     found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
     ours = [match for match in found if match[1] in PERMANENT_ERRORS or match[1] == "ServerFailed"]

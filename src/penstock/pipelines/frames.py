@@ -18,7 +18,16 @@ from typing import Any
 
 from penstock.pipelines.decorators import queue_reader
 from penstock.pipelines.definition import QUEUE, REJECTS, Check, Output, Parse, Pipeline, Source, View
-from penstock.pipelines.errors import InvalidDefinition, PipelineError, Place, Problem, SparkMissing, reason_of
+from penstock.pipelines.errors import (
+    InvalidDefinition,
+    PipelineError,
+    Place,
+    Problem,
+    SparkMissing,
+    missing_connector,
+    reason_of,
+)
+from penstock.pipelines.locations import RemotePath, iceberg_options, lake_options, location, scheme_of
 from penstock.pipelines.where import Where
 
 DEFAULTS = {
@@ -33,7 +42,7 @@ _STARTS = ("startingoffsets", "startingtimestamp")
 class Frames:
     """Makes the frames of one query."""
 
-    def __init__(self, spark: Any, pipeline: Pipeline, where: Where, directory: Path, query: str) -> None:
+    def __init__(self, spark: Any, pipeline: Pipeline, where: Where, directory: Path | RemotePath, query: str) -> None:
         self._spark = spark
         self._pipeline = pipeline
         self._where = where
@@ -134,7 +143,7 @@ class Frames:
         reader = reader.format(source.format).options(**source.options)
         if source.schema:
             reader = reader.schema(source.schema)
-        return reader.load(str(self._pipeline.file.parent / source.path))
+        return reader.load(spark_path(source.path, self._pipeline.file.parent))
 
     def _table(self, output: Output) -> Any:
         """A table of this pipeline, from its files. Its columns are those of the stream that goes into it."""
@@ -144,6 +153,15 @@ class Frames:
         self._spark.sql(f"drop table if exists `{output.name}`")
         self._spark.catalog.createTable(output.name, path=str(path), source="parquet", schema=schema)
         return self._spark.readStream.schema(schema).parquet(str(path))
+
+
+def spark_path(path: str, beside: Path) -> str:
+    """A path as Spark takes it: with a scheme as it is, others relative to the definition.
+
+    >>> spark_path("s3a://bucket/in/*.json", Path("/home")), spark_path("in/*.json", Path("/home"))
+    ('s3a://bucket/in/*.json', '/home/in/*.json')
+    """
+    return path if scheme_of(path) is not None else str(beside / path)
 
 
 def channel_name(pipeline: str, query: str, source: str) -> str:
@@ -158,10 +176,11 @@ def channel_name(pipeline: str, query: str, source: str) -> str:
     return f"pipeline.{pipeline}.{hashlib.sha256(name.encode()).hexdigest()[:24]}"
 
 
-def table_path(pipeline: Pipeline, output: Output, directory: Path) -> Path:
+def table_path(pipeline: Pipeline, output: Output, directory: Path | RemotePath) -> Path | RemotePath:
     """Where the files of an output are: tables in the pipeline's own directory, others beside its definition."""
-    own = output.is_table and output.target == f"tables/{output.name}"
-    return ((directory if own else pipeline.file.parent) / output.target).resolve()
+    if output.is_table and output.target == f"tables/{output.name}":
+        return (directory / output.target).resolve()
+    return location(output.target, pipeline.file.parent, pipeline.settings.conf)
 
 
 def without_message(frame: Any) -> Any:
@@ -180,6 +199,8 @@ def _first_line(error: Exception) -> str:
     >>> _first_line(ValueError("no such column;" + chr(10) + "Project ..."))
     'ValueError: no such column;'
     """
+    if "Py4J" in type(error).__name__ or missing_connector(str(error)) is not None:
+        return reason_of(error)
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:1_000]
 
@@ -278,7 +299,11 @@ def message_of(frame: Any) -> Any:
 
 
 def dead_letters(rejected: Any, pipeline: str, step: str) -> Any:
-    """Rows that failed as messages: the original body and group, and attributes that say why."""
+    """Rows that failed as dead letters: the original body and group, where they come from, and why they are here.
+
+    What they have behind them is what the engine's own dead letters have, so that whatever redrives those redrives
+    them. A row that no message is known of has attributes only.
+    """
     from pyspark.sql import functions as sql
 
     has = _fields_of_message(rejected)
@@ -307,7 +332,31 @@ def dead_letters(rejected: Any, pipeline: str, step: str) -> Any:
         )
         headers = sql.concat(own, headers.cast("array<struct<key:string,value:binary>>"))
     key = _part(rejected, "key").cast("binary") if "key" in has else sql.lit(None).cast("binary")
-    return rejected.select(body.alias("value"), key.alias("key"), headers.alias("headers"))
+    message = [body.alias("value"), key.alias("key"), headers.alias("headers")]
+    if not {"topic", "offset"} <= set(has):
+        return rejected.select(*message, *[sql.lit(None).cast(kind).alias(name) for name, kind in _BEHIND.items()])
+    origin = sql.struct(
+        _part(rejected, "topic").alias("queue"),
+        sql.lit(f"pipeline.{pipeline}").alias("channel"),
+        _part(rejected, "offset").cast("bigint").alias("offset"),
+        sql.lit("").alias("id"),
+    )
+    behind = {
+        "deadOrigin": origin,
+        "deadReason": sql.concat(sql.lit(f"{step}: "), sql.col(REASON)),
+        "attempts": sql.lit(1),
+        "timestamp": _part(rejected, "timestamp") if "timestamp" in has else sql.lit(None),
+    }
+    return rejected.select(*message, *[behind[name].cast(kind).alias(name) for name, kind in _BEHIND.items()])
+
+
+_BEHIND = {
+    "deadOrigin": "struct<queue:string,channel:string,offset:bigint,id:string>",
+    "deadReason": "string",
+    "attempts": "int",
+    "timestamp": "timestamp",
+}
+"""The columns of a dead letter, besides those of a message."""
 
 
 def _fields_of_message(frame: Any) -> list[str]:
@@ -332,7 +381,14 @@ class WriteError(PipelineError):
     """A batch could not be written."""
 
 
-def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, directory: Path, checkpoint: Path) -> Any:
+def writer_of(
+    frame: Any,
+    pipeline: Pipeline,
+    output: Output,
+    where: Where,
+    directory: Path | RemotePath,
+    checkpoint: Path | RemotePath,
+) -> Any:
     """A stream's writer that is ready to start, but for its trigger."""
     if output.kind == "queue":
         return queue_writer(frame, output.target, dict(output.options), where)
@@ -343,7 +399,7 @@ def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, dire
         return writer.partitionBy(*output.partition_by) if output.partition_by else writer
     if output.kind == "console":
         return stored.writeStream.foreachBatch(_briefly(_to_screen(output)))
-    append = _to_lake(output, table_path(pipeline, output, directory), checkpoint)
+    append = _to_lake(output, table_path(pipeline, output, directory), checkpoint, pipeline.settings.conf)
     return stored.writeStream.foreachBatch(_briefly(append))
 
 
@@ -391,8 +447,9 @@ def _plain(value: Any) -> str:
     return bytes(value).decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else str(value)
 
 
-def _to_lake(output: Output, path: Path, checkpoint: Path) -> Any:
+def _to_lake(output: Output, path: Path | RemotePath, checkpoint: Path | RemotePath, conf: Mapping[str, str]) -> Any:
     name = output.options.get("table", f"default.{output.name}")
+    catalog = output.options.get("catalog")
 
     def append(batch: Any, number: int) -> None:
         query_id = json.loads((checkpoint / "metadata").read_text())["id"]
@@ -400,9 +457,9 @@ def _to_lake(output: Output, path: Path, checkpoint: Path) -> Any:
         if not table.num_rows:
             return
         if output.kind == "delta":
-            append_delta(path, table, query_id, number, output.partition_by)
+            append_delta(path, table, query_id, number, output.partition_by, conf)
         else:
-            append_iceberg(path, name, table, query_id, number)
+            append_iceberg(path, name, table, query_id, number, catalog, conf)
 
     return append
 
@@ -427,40 +484,72 @@ def check_partition_columns(frame: Any, output: Output) -> None:
 _QUERY, _BATCH = "penstock.query", "penstock.batch"
 
 
-def append_delta(path: Path, table: Any, query_id: str, batch: int, partition_by: tuple[str, ...] = ()) -> bool:
-    """Append an Arrow table as this batch of this query; False if it was there."""
+def append_delta(
+    path: Path | RemotePath,
+    table: Any,
+    query_id: str,
+    batch: int,
+    partition_by: tuple[str, ...] = (),
+    conf: Mapping[str, str] | None = None,
+) -> bool:
+    """Append an Arrow table as this batch of this query; False if it was there. New columns are added."""
     try:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     except ModuleNotFoundError:
         raise SparkMissing("a Delta table needs deltalake: pip install 'penstock[lakes]'") from None
-    if DeltaTable.is_deltatable(str(path)):
-        done = DeltaTable(str(path)).transaction_version(query_id)
+    options = lake_options(conf or {}) if isinstance(path, RemotePath) else None
+    if DeltaTable.is_deltatable(str(path), options):
+        done = DeltaTable(str(path), storage_options=options).transaction_version(query_id)
         if done is not None and done >= batch:
             return False
     path.mkdir(parents=True, exist_ok=True)
     mark = CommitProperties(app_transactions=[Transaction(app_id=query_id, version=batch)])
-    write_deltalake(str(path), table, mode="append", partition_by=list(partition_by) or None, commit_properties=mark)
+    write_deltalake(
+        str(path),
+        table,
+        mode="append",
+        schema_mode="merge",
+        partition_by=list(partition_by) or None,
+        commit_properties=mark,
+        storage_options=options,
+    )
     return True
 
 
-def append_iceberg(warehouse: Path, name: str, table: Any, query_id: str, batch: int) -> bool:
-    """Append an Arrow table as this batch of this query to a table of a warehouse directory; False if it was there."""
+def append_iceberg(
+    warehouse: Path | RemotePath,
+    name: str,
+    table: Any,
+    query_id: str,
+    batch: int,
+    catalog: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> bool:
+    """Append an Arrow table as this batch of this query to a table of a warehouse; False if it was there.
+
+    New columns are added. The catalogue is a file in the warehouse, unless `catalog` is the address of a database.
+    """
     try:
         from pyiceberg.catalog.sql import SqlCatalog
     except ModuleNotFoundError:
         raise SparkMissing("an Iceberg table needs pyiceberg: pip install 'penstock[lakes]'") from None
     warehouse = warehouse.resolve()
     warehouse.mkdir(parents=True, exist_ok=True)
-    catalog = SqlCatalog("penstock", uri=f"sqlite:///{warehouse}/catalog.db", warehouse=f"file://{warehouse}")
+    place = str(warehouse) if isinstance(warehouse, RemotePath) else f"file://{warehouse}"
+    options = iceberg_options(conf or {}) if isinstance(warehouse, RemotePath) else {}
+    opened = SqlCatalog("penstock", uri=catalog or f"sqlite:///{warehouse}/catalog.db", warehouse=place, **options)
     try:
-        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        found = catalog.create_table_if_not_exists(name, schema=table.schema)
+        opened.create_namespace_if_not_exists(name.rpartition(".")[0])
+        found = opened.create_table_if_not_exists(name, schema=table.schema)
         if _iceberg_batch(found, query_id) >= batch:
             return False
+        if set(table.schema.names) - set(found.schema().column_names):
+            with found.update_schema() as update:
+                update.union_by_name(table.schema)
         found.append(table, snapshot_properties={_QUERY: query_id, _BATCH: str(batch)})
         return True
     finally:
-        catalog.close()
+        opened.close()
 
 
 def _iceberg_batch(table: Any, query_id: str) -> int:

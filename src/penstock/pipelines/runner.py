@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.backoff import backoff
-from penstock.pipelines.checkpoints import State
+from penstock.pipelines.checkpoints import State, last_number
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
 from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Problem, reason_of
 from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, writer_of
+from penstock.pipelines.locations import RemotePath
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.where import Where
 
@@ -121,6 +122,8 @@ class Runner:
             if self.stop.is_set():
                 self._finish_batches(running)
                 return Outcome(STOPPED, "it was told to stop")
+            if self.state.has_lost_lock():
+                return Outcome(FAILED, f"another process has taken over {self.state.directory}: this one ends")
             for each in running:
                 failed = self._look_at(each)
                 if failed is not None:
@@ -230,7 +233,7 @@ class Runner:
                 each.progress.state = STOPPED
 
     def _batches_done(self, name: str) -> int:
-        return _last_number(self.state.checkpoint(name) / "commits")
+        return last_number(self.state.checkpoint(name) / "commits")
 
     # -- telling --
 
@@ -258,14 +261,9 @@ def _plain_report(report: Any) -> dict[str, Any]:
     return found
 
 
-def is_complete(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path | RemotePath) -> bool:
     """Whether every batch that was begun is done. (A query whose thread died of an error in Java reports none.)"""
-    return _last_number(checkpoint / "offsets") <= _last_number(checkpoint / "commits")
-
-
-def _last_number(directory: Path) -> int:
-    """The number of the last batch that Spark has noted in a directory of a checkpoint; -1 for none."""
-    return max((int(each.name) for each in directory.glob("*") if each.name.isdigit()), default=-1)
+    return last_number(checkpoint / "offsets") <= last_number(checkpoint / "commits")
 
 
 # -- one stream --------------------------------------------------------------------------------------------------------

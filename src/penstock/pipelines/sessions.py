@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import SparkMissing
+from penstock.pipelines.locations import spark_settings
 from penstock.spark.worker_python import worker_python
 
 # Several streams in one Spark session, started at the same moment.
@@ -106,7 +107,7 @@ def start_session(
     given = dict(conf or {})
     chosen = master or given.pop("spark.master", None) or "local[*]"
     os.environ.setdefault("PYSPARK_PYTHON", worker_python() if chosen.startswith("local[") else sys.executable)
-    settings = {**_settings(directory, chosen), **given}
+    settings = {**_settings(directory, chosen), **spark_settings(), **given}
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for noisy in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -131,6 +132,7 @@ def _settings(directory: Path, master: str) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
     }

@@ -118,7 +118,7 @@ class History:
 
     async def _look(self, wanted: set[str]) -> tuple[dict[str, Row], dict[str, int]]:
         """All queues together, those that have series, and the busiest; and how busy each of them is."""
-        total = Row("", *([0] * (len(Row._fields) - 2)))
+        total = Row("", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         rows: dict[str, Row] = {}
         busy: dict[str, int] = {}
         limit = 4 * self._settings.queues

@@ -67,7 +67,8 @@ class Services:
     metric_sources: list[Callable[[], Iterable[Metric]]]
     """A front end adds what it wants to be shown among the metrics."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side."""
+    """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side; its connections
+    to lookup services as "lookup", for who shows them."""
     partition_maps: PartitionMaps | None = None
     """Which node owns what, if there are several; None: this one owns everything."""
     gather_metrics: Callable[[], Awaitable[list[Source]]] | None = None

@@ -22,6 +22,8 @@ _NO_ENTROPY = bytes(64)
 class DirectoryPlace:
     """A broker over one consistent state of the directory; `find` moves on to the latest."""
 
+    has_kafka_log = False
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._view = StoreView(Path(path))
@@ -75,7 +77,7 @@ class DirectoryPlace:
             found[Part(queue, 0)] = at
         return found
 
-    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
+    def batches(self, wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
         """The messages of a range that are there. A chunk that is damaged is left out, as one that is gone."""
         from penstock.wire.arrow import record_batch
 
@@ -91,7 +93,7 @@ class DirectoryPlace:
             except QueueNotFound:
                 return
             for run in records.runs:
-                yield record_batch(run.chunk, run.start, run.stop, include_headers=include_headers)
+                yield record_batch(run.chunk, run.start, run.stop, columns)
             if records.next_offset <= offset:
                 return
             offset = records.next_offset

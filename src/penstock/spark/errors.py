@@ -9,6 +9,10 @@ SparkError
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+
 from penstock.core.errors import PenstockError
 
 
@@ -38,3 +42,16 @@ class ServerFailed(SparkError):
 
     def __reduce__(self) -> tuple[type[ServerFailed], tuple[str, str, int]]:
         return type(self), (str(self), self.code, self.status)
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """What a user got wrong is told in one line: Spark leaves the traceback out of what this process reports.
+
+    For the processes that plan a query: each is asked one thing, and ends when it has failed.
+    """
+    try:
+        yield
+    except InvalidOption:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

@@ -93,14 +93,14 @@ class KafkaPlace(ServerPlace):
         super().__init__(where)
         self._where = where
 
-    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
+    def batches(self, wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
         """The messages of a range that are there."""
         listing = self._worth_reading(wanted)
         if listing is None:
-            yield from super().batches(wanted, include_headers=include_headers)
+            yield from super().batches(wanted, columns)
             return
         with contextlib.closing(Search(self._where, listing)) as search:
-            yield from self._found(search, listing, wanted, include_headers)
+            yield from self._found(search, listing, wanted, columns)
 
     # -- which chunks --
 
@@ -113,6 +113,8 @@ class KafkaPlace(ServerPlace):
                     f"readFrom is kafka, and the Python of this executor ({sys.executable}) has no confluent-kafka: "
                     "install penstock[kafka] there, or set readFrom to server"
                 )
+            return None
+        if not wanted.has_kafka_log and not is_asked_for:
             return None
         listing = self._list(wanted)
         if is_asked_for or listing is None:
@@ -144,7 +146,7 @@ class KafkaPlace(ServerPlace):
 
     # -- their bytes --
 
-    def _found(self, search: Search, listing: Listing, wanted: Range, include_headers: bool) -> Iterator[Any]:
+    def _found(self, search: Search, listing: Listing, wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
         """The chunks in their order, from Kafka; those that are not found there, from the server."""
         from penstock.wire.arrow import record_batch
 
@@ -156,25 +158,25 @@ class KafkaPlace(ServerPlace):
                 missing.append(key)
                 count += 1
                 continue
-            yield from self._from_server(missing, wanted, include_headers)
+            yield from self._from_server(missing, wanted, columns)
             missing.clear()
             start, stop = max(wanted.start - key.base, 0), min(wanted.stop - key.base, key.messages)
-            yield record_batch(chunk, start, stop, include_headers=include_headers)
+            yield record_batch(chunk, start, stop, columns)
         if count:
             why = search.why or "they are not where they were looked for"
             log.warning(
                 "%d of %d chunks of queue %r are read from the server and not from Kafka: %s",
                 count, len(listing.keys), wanted.queue, why,
             )  # fmt: skip
-        yield from self._from_server(missing, wanted, include_headers)
+        yield from self._from_server(missing, wanted, columns)
 
-    def _from_server(self, missing: list[ChunkKey], wanted: Range, include_headers: bool) -> Iterator[Any]:
+    def _from_server(self, missing: list[ChunkKey], wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
         """The messages of chunks that follow each other."""
         if missing:
             start = max(wanted.start, missing[0].base)
             stop = min(wanted.stop, missing[-1].base + missing[-1].messages)
             rest = Range(wanted.queue, start, stop, wanted.kept)
-            yield from super().batches(rest, include_headers=include_headers)
+            yield from super().batches(rest, columns)
 
 
 def _has_client() -> bool:

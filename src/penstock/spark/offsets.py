@@ -98,13 +98,15 @@ def share_out(available: dict[Key, int], total: int) -> dict[Key, int]:
     return {key: min(has, max(1, has * total // everything)) if has else 0 for key, has in available.items()}
 
 
-def cut_ranges(ranges: list[Range], min_partitions: int | None) -> list[Range]:
-    """Cut ranges into pieces to be read in parallel: as many as asked for, or by size.
+def cut_ranges(ranges: list[Range], min_partitions: int | None, records_max: int | None = None) -> list[Range]:
+    """Cut ranges into pieces to be read in parallel: as many as asked for, or by size; none longer than asked for.
 
     >>> [(each.start, each.stop) for each in cut_ranges([Range("orders", 0, 100, 0)], 3)]
     [(0, 33), (33, 66), (66, 100)]
     >>> len(cut_ranges([Range("orders", 0, 600_000, 0)], None))
     3
+    >>> [(each.start, each.stop) for each in cut_ranges([Range("orders", 0, 100, 0)], None, 40)]
+    [(0, 33), (33, 66), (66, 100)]
     """
     total = sum(each.stop - each.start for each in ranges)
     wanted = min_partitions or min(_PARTITIONS_MAX, -(-total // _PARTITION_MESSAGES))
@@ -112,8 +114,10 @@ def cut_ranges(ranges: list[Range], min_partitions: int | None) -> list[Range]:
     for each in ranges:
         length = each.stop - each.start
         count = max(1, min(length, round(wanted * length / total))) if length else 0
+        if records_max is not None:
+            count = max(count, -(-length // records_max))
         edges = [each.start + length * at // count for at in range(count + 1)] if count else []
-        pieces += [Range(each.queue, low, high, each.kept) for low, high in pairwise(edges)]
+        pieces += [replace(each, start=low, stop=high) for low, high in pairwise(edges)]
     return pieces
 
 

@@ -32,25 +32,54 @@ SOURCE_OPTIONS = (
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
+    "includeDeadLetters",
     "groupIdPrefix",
     "channel",
     "consume",
     "readFrom",
     "kafka.bootstrap",
 )
-SINK_OPTIONS = (*_WHERE, "topic", "delivery")
+_BOUNDS = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+)
+_NOT_FOR_STREAMS = (*_BOUNDS[3:], "consume")
+_NOT_FOR_BATCHES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+SINK_OPTIONS = (*_WHERE, "topic", "delivery", "txnAppId", "txnVersion")
 _SPARKS_OWN = ("checkpointlocation", "queryname", "name")
 """What Spark itself leaves among the options of a stream."""
 READ_FROM = ("auto", "kafka", "server")
 KAFKA_PREFIX = "kafka."
 """Options that go to the Kafka client, without this."""
 DELIVERIES = ("exactly-once", "at-least-once")
+STRATEGIES = ("latest", "error")
 DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_BYTES_PER_TRIGGER = 128 * 1024 * 1024
+"""Of a stream that says nothing of limits: a first batch of everything would need memory for everything."""
+DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+NO_OPTIONS = (
+    "there are no options: say where the queues are (url or path) and which (subscribe). A table that was made by "
+    "CREATE TABLE ... USING penstock has lost them: Spark does not keep the options of a source in Python. Use CREATE "
+    "TEMPORARY VIEW ... USING penstock OPTIONS (...), or SELECT ... FROM it WITH (url = '...', subscribe = '...')"
+)
 
 
 @dataclass(frozen=True)
@@ -84,13 +113,20 @@ class SourceOptions:
     starting: Start | None
     """None: earliest for a batch, latest for a stream."""
     ending: Start
-    starting_ms: int | None
-    ending_ms: int | None
+    starting_ms: int | dict[str, dict[int, int]] | None
+    """A time for every queue, or one for each of its partitions."""
+    ending_ms: int | dict[str, dict[int, int]] | None
+    needs_start: bool
+    """Whether it is an error that nothing was sent at the starting time, or later."""
     max_offsets: int | None
     max_bytes: int | None
+    min_offsets: int | None
+    trigger_delay_s: float
+    """How long a stream waits for `min_offsets`, at most."""
     min_partitions: int | None
+    records_max: int | None
+    """Messages in one task, at most."""
     fail_on_data_loss: bool
-    include_headers: bool
     group_id_prefix: str
     channel: str | None
     consume: bool
@@ -107,6 +143,8 @@ class SourceOptions:
             ...
         penstock.spark.errors.InvalidOption: there is no option 'subscribed' (did you mean subscribe?); ...
         """
+        if not options:
+            raise InvalidOption(NO_OPTIONS)
         given = _Given(options, SOURCE_OPTIONS, "source")
         queues, pattern, assigned = _queues(given)
         parsed = cls(
@@ -116,17 +154,22 @@ class SourceOptions:
             assigned=assigned,
             starting=_offsets(given, "startingOffsets"),
             ending=_ending(given),
-            starting_ms=given.number("startingTimestamp", 0),
-            ending_ms=given.number("endingTimestamp", 0),
+            starting_ms=_times(given, "starting"),
+            ending_ms=_times(given, "ending"),
+            needs_start=given.choice("startingOffsetsByTimestampStrategy", STRATEGIES) == "error",
             max_offsets=given.number("maxOffsetsPerTrigger", 1),
             max_bytes=given.number("maxBytesPerTrigger", 1),
+            min_offsets=given.number("minOffsetsPerTrigger", 1),
+            trigger_delay_s=_trigger_delay_s(given),
             min_partitions=given.number("minPartitions", 1),
+            records_max=given.number("maxRecordsPerPartition", 1),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
-            include_headers=given.flag("includeHeaders", False),
             group_id_prefix=given.name("groupIdPrefix") or "spark",
             channel=given.name("channel"),
             consume=given.flag("consume", False),
         )
+        for name in ("includeHeaders", "includeDeadLetters"):  # which the schema says by now
+            given.flag(name, False)
         _check_together(given, parsed, streaming)
         return parsed
 
@@ -138,6 +181,8 @@ class SinkOptions:
     where: Where
     topic: str | None
     exactly_once: bool
+    transaction: tuple[str, int] | None = None
+    """A batch write that was done under this name, or under a higher number of it, is not done again."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -155,10 +200,19 @@ class SinkOptions:
         topic = given.text("topic")
         if topic is not None:
             _check_queue(topic, "topic")
-        delivery = given.text("delivery") or DELIVERIES[0]
-        if delivery not in DELIVERIES:
-            raise InvalidOption(f"delivery is {delivery!r}: it must be {' or '.join(DELIVERIES)}")
-        return cls(where, topic, delivery == DELIVERIES[0])
+        delivery = given.choice("delivery", DELIVERIES)
+        return cls(where, topic, delivery == DELIVERIES[0], _transaction(given, delivery))
+
+
+def _transaction(given: _Given, delivery: str) -> tuple[str, int] | None:
+    application, version = given.name("txnAppId"), given.number("txnVersion", 0)
+    if application is None and version is None:
+        return None
+    if application is None or version is None:
+        raise InvalidOption("txnAppId (a name) and txnVersion (a number that grows) belong together: give both")
+    if delivery != DELIVERIES[0]:
+        raise InvalidOption(f"txnAppId and txnVersion need delivery {DELIVERIES[0]}")
+    return application, version
 
 
 class _Given:
@@ -200,6 +254,13 @@ class _Given:
         if text.lower() not in ("true", "false"):
             raise InvalidOption(f"{name} is {text!r}: it must be true or false")
         return text.lower() == "true"
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of some words; the first of them unless said."""
+        text = self.text(name) or choices[0]
+        if text not in choices:
+            raise InvalidOption(f"{name} is {text!r}: it must be {' or '.join(choices)}")
+        return text
 
     def name(self, name: str) -> str | None:
         text = self.text(name)
@@ -318,6 +379,34 @@ def _offsets(given: _Given, option: str) -> Start | None:
     return {name: {int(key): offset for key, offset in partitions.items()} for name, partitions in found.items()}
 
 
+def _times(given: _Given, end: str) -> int | dict[str, dict[int, int]] | None:
+    """A time in milliseconds for all queues, or one for each partition of each."""
+    plain, named = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
+    text = given.text(named)
+    if text is None:
+        return given.number(plain, 0)
+    found = _json(text, named, '{"orders": {"0": 1767225600000}}')
+    for name, times in found.items():
+        if not isinstance(times, dict) or not all(key.isdecimal() and _is_whole(each) for key, each in times.items()):
+            raise InvalidOption(f'{named} gives {name!r} {times!r}: it must be {{"0": milliseconds since 1970}}')
+    return {name: {int(key): each for key, each in times.items()} for name, times in found.items()}
+
+
+def _trigger_delay_s(given: _Given) -> float:
+    """How long a stream may wait, as Spark writes it: 15m, 30s.
+
+    >>> _trigger_delay_s(_Given({"maxTriggerDelay": "1.5h"}, SOURCE_OPTIONS, "source"))
+    5400.0
+    """
+    text = given.text("maxTriggerDelay")
+    if text is None:
+        return DEFAULT_TRIGGER_DELAY_S
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip().lower())
+    if match is None:
+        raise InvalidOption(f"maxTriggerDelay is {text!r}: it must be a time such as 30s, 15m or 1h")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
 def _is_offset(partition: str, offset: Any) -> bool:
     """Whether this is an offset, or a word for one, and is in its partition."""
     if not partition.isdecimal() or not isinstance(offset, int) or isinstance(offset, bool):
@@ -333,18 +422,25 @@ def _ending(given: _Given) -> Start:
 
 
 def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> None:
-    for one, other in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-        if given.text(one) is not None and given.text(other) is not None:
-            raise InvalidOption(f"{one} and {other} say the same thing: give one of them")
-    not_for = (
-        ("endingOffsets", "endingTimestamp", "consume") if streaming else ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
-    )
-    for name in not_for:
+    for end in ("starting", "ending"):
+        said = [each for each in _BOUNDS if each.startswith(end) and given.text(each) is not None]
+        if len(said) > 1:
+            raise InvalidOption(f"{' and '.join(said)} say the same thing: give one of them")
+    if given.text("maxTriggerDelay") is not None and parsed.min_offsets is None:
+        raise InvalidOption("maxTriggerDelay is how long to wait for minOffsetsPerTrigger: give that, too")
+    if parsed.min_offsets is not None and parsed.max_offsets is not None and parsed.min_offsets > parsed.max_offsets:
+        raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could have so many")
+    for name in _NOT_FOR_STREAMS if streaming else _NOT_FOR_BATCHES:
         if given.text(name) is not None:
             raise InvalidOption(f"{name} is for a {'batch' if streaming else 'stream'}, and this is the other")
     if not streaming and parsed.starting == LATEST:
         raise InvalidOption("startingOffsets of a batch cannot be latest: there would be nothing to read")
-    for name, offsets in (("startingOffsets", parsed.starting), ("endingOffsets", parsed.ending)):
+    for name, offsets in (
+        ("startingOffsets", parsed.starting),
+        ("endingOffsets", parsed.ending),
+        ("startingOffsetsByTimestamp", parsed.starting_ms),
+        ("endingOffsetsByTimestamp", parsed.ending_ms),
+    ):
         if isinstance(offsets, dict) and parsed.queues is not None and set(offsets) != set(parsed.queues):
             raise InvalidOption(
                 f"{name} names the queues {sorted(offsets)}, and {sorted(parsed.queues)} are read: name the same ones"
@@ -353,7 +449,5 @@ def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> No
         raise InvalidOption("consume needs a server (url): a data directory is only read")
     if parsed.consume and parsed.where.read_from == "kafka":
         raise InvalidOption("consume takes messages from the server, which leases them: it cannot read from Kafka")
-    if parsed.consume and any(
-        given.text(name) for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp")
-    ):
+    if parsed.consume and any(given.text(name) for name in _BOUNDS):
         raise InvalidOption("consume takes what waits in the channel: give no offsets and no timestamps with it")

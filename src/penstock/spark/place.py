@@ -26,10 +26,15 @@ class Range:
     stop: int
     kept: int
     """From here on every offset must be there: whatever is not was lost."""
+    has_kafka_log: bool = True
+    """Whether the server may have it in Kafka, too: whoever plans asks once, and not whoever reads each range."""
 
 
 class Place(Protocol):
     """What readers ask. Made anew in every process."""
+
+    has_kafka_log: bool
+    """Whether the messages may be in Kafka, too; known after the first `find`."""
 
     def queues(self) -> list[str]:
         """The names of all queues that can be read."""
@@ -50,8 +55,8 @@ class Place(Protocol):
         """
         ...
 
-    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
-        """The messages of a range that are there, as record batches of `wire/arrow.py`."""
+    def batches(self, wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
+        """The messages of a range that are there, as record batches of `wire/arrow.py` with these columns."""
         ...
 
     def create_channel(self, queue: str, channel: str, offsets: Sequence[int]) -> None:

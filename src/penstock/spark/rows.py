@@ -7,12 +7,14 @@
     priority   whole number                  0 to 9
     delay      number                        seconds until it may be handed out
     dedupId    string                        the same id again within five minutes is not sent again
+    deadOrigin, deadReason, attempts, history    as a source gives them: the row is a dead letter, and can be redriven
 
 What cannot be sent is an error that names the first such row: its partition, its number there, its column, and why.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,10 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from penstock.core.commands import Failure
 from penstock.core.errors import InvalidName
 from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import DELAY_MS_MAX, PRIORITY_MAX, check_name
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX
+from penstock.core.queues.origin import Origin
 from penstock.core.storage.changes import Buffer
 from penstock.core.storage.chunk import BinaryColumn, Chunk, Section
 from penstock.spark.errors import InvalidOption, InvalidRow, ServerFailed
@@ -35,6 +39,7 @@ from penstock.spark.server import Connection
 from penstock.wire.pieces import CONTENT_TYPE, Target, encode_section
 
 COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
+DEAD_COLUMNS = ("deadOrigin", "deadReason", "attempts", "history")
 IGNORED = ("partition", "offset", "timestamp", "timestampType")
 """What a source gives and a sink has no use for."""
 _TEXT_LENGTH_MAX = 128
@@ -49,7 +54,7 @@ def check_columns(names_and_types: Iterable[tuple[str, str]], topic: str | None)
     penstock.spark.errors.InvalidOption: there is no column topic and no option topic: say where the rows go
     """
     columns = dict(names_and_types)
-    unknown = [name for name in columns if name not in COLUMNS + IGNORED]
+    unknown = [name for name in columns if name not in COLUMNS + DEAD_COLUMNS + IGNORED]
     if unknown:
         raise InvalidOption(
             f"there is no use for the column {', '.join(unknown)}; there are: {', '.join(COLUMNS)} (make one value of "
@@ -73,6 +78,10 @@ _TYPES: dict[str, tuple[str, ...]] = {
     "priority": _NUMBERS,
     "delay": (*_NUMBERS, "float", "double", "decimal"),
     "dedupId": ("string",),
+    "deadOrigin": ("struct<queue:string,channel:string,offset:bigint,id:string>",),
+    "deadReason": ("string",),
+    "attempts": _NUMBERS,
+    "history": ("array<struct<attempt:int,receivedAt:timestamp,failedAt:timestamp,session:string,error:string>>",),
 }
 
 
@@ -87,6 +96,9 @@ class Rows:
     def sections(self, batch: Any) -> Iterator[tuple[Target, Chunk, int, int]]:
         """The chunks of a batch, where they go, and the first and last row they are made of."""
         columns = {name: batch[name] for name in batch.schema.names if name in COLUMNS}
+        if "deadOrigin" in batch.schema.names and batch["deadOrigin"].null_count < batch.num_rows:
+            told = [name for name in (*DEAD_COLUMNS, "timestamp") if name in batch.schema.names]
+            columns |= {name: batch[name] for name in told}
         if self._topic is not None:
             columns.pop("topic", None)  # the option names the queue of all rows, as Kafka's connector has it
         self._check(columns)
@@ -171,6 +183,8 @@ class Rows:
         optional = {section: binary_column(column) for section, column in extra.items() if column is not None}
         if "headers" in columns and columns["headers"].null_count < len(columns["headers"]):
             optional[Section.ATTRIBUTES] = self._attributes(columns["headers"])
+        if "deadOrigin" in columns:
+            optional[Section.ORIGINS] = _origins({name: columns[name] for name in columns if name not in COLUMNS})
         optional = {section: column for section, column in optional.items() if column.offsets[-1] > column.offsets[0]}
         for start, stop in _cuts(value.offsets):
             body = value.slice(start, stop)
@@ -185,6 +199,37 @@ class Rows:
                 self._refuse(row, "headers", "a header has no key")
             encoded.append(encode_attributes(found))
         return BinaryColumn.of(encoded)
+
+
+def _origins(columns: dict[str, Any]) -> BinaryColumn:
+    """What dead letters have behind them, as chunks keep it. Only rows that failed come here."""
+    rows = pa.table(columns).to_pylist()
+    return BinaryColumn.of([None if row["deadOrigin"] is None else _origin(row).encode() for row in rows])
+
+
+def _origin(row: dict[str, Any]) -> Origin:
+    told, now_ms = row["deadOrigin"], round(time.time() * 1_000)
+    queue, channel, offset = told["queue"] or "", told["channel"] or "", told["offset"] or 0
+    history = row.get("history") or [{"attempt": row.get("attempts") or 1, "error": row.get("deadReason")}]
+    failures = [
+        Failure(
+            offset,
+            offset,
+            each.get("attempt") or 1,
+            _ms(each.get("receivedAt"), now_ms),
+            _ms(each.get("failedAt"), now_ms),
+            each.get("session") or channel,
+            each.get("error") or "",
+        )
+        for each in history
+    ]
+    identity = told["id"] or str(uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{queue}/{offset}"))
+    sent_ms = _ms(row.get("timestamp"), now_ms)
+    return Origin(identity, queue, channel, offset, sent_ms, row.get("attempts") or len(failures), 0, failures)
+
+
+def _ms(moment: Any, otherwise: int) -> int:
+    return otherwise if moment is None else round(moment.timestamp() * 1_000)
 
 
 def _header_value(value: Any) -> Any:

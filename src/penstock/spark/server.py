@@ -32,6 +32,8 @@ _ANSWER_S_MAX = 120.0
 _AGAIN = (408, 429, 502, 503, 504)
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
+_COLUMNS = ("offset", "timestamp", "key", "value")
+"""What a server of any version gives, with headers or without."""
 _JSON = {"content-type": "application/json"}
 _UNREACHABLE = (OSError, http.client.HTTPException)
 
@@ -173,6 +175,13 @@ def _plain(offsets: Sequence[int]) -> int | list[int]:
     return offsets[0] if len(offsets) == 1 else list(offsets)
 
 
+def _asked_columns(columns: tuple[str, ...]) -> dict[str, Any]:
+    """Columns as requests have them. Servers of earlier versions know two choices."""
+    if columns in (_COLUMNS, (*_COLUMNS, "headers")):
+        return {"headers": columns != _COLUMNS}
+    return {"columns": columns}
+
+
 def _once_only() -> dict[str, str]:
     """Headers of a request that says, when it is repeated, that it is the same one. (An old server does not mind.)"""
     return {**_JSON, "idempotency-key": uuid.uuid4().hex}
@@ -201,6 +210,7 @@ class ServerPlace:
     def __init__(self, where: Where) -> None:
         self._connection = Connection(where)
         self._timeout_s = where.timeout_s
+        self.has_kafka_log = True
 
     def queues(self) -> list[str]:
         """The names of all queues that the token may read."""
@@ -229,13 +239,14 @@ class ServerPlace:
             "bytes_max": dict(bytes_max or {}),
         }
         reply = self._connection.ask("POST", "/v1/bulk/offsets", body)
+        self.has_kafka_log = reply.get("has_kafka_log", True)
         replies = [msgspec.convert(each, Offsets) for each in reply["offsets"]]
         found = {Part(at.queue, at.partition): at for at in replies}
         if after is None:
             _check_partitions(found)
         return found
 
-    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
+    def batches(self, wanted: Range, columns: tuple[str, ...]) -> Iterator[Any]:
         """The messages of a range that are there. When the connection breaks, it goes on where it was."""
         import pyarrow as pa
 
@@ -249,7 +260,7 @@ class ServerPlace:
                 "end": wanted.stop,
                 "limit": _RECORDS_PER_REQUEST,
                 "bytes_max": _RECORDS_PER_REQUEST_BYTES,
-                "headers": include_headers,
+                **_asked_columns(columns),
             }
             response = self._connection.request("POST", "/v1/bulk/read", json.dumps(asked).encode(), _JSON)
             begun, next_offset = offset, int(response.headers["penstock-next-offset"])
@@ -286,11 +297,11 @@ class ServerPlace:
         if offsets:
             self._connection.ask("POST", "/v1/bulk/ack", {"channel": channel, "offsets": _by_queue(offsets)})
 
-    def take(self, queue: str, channel: str, limit: int, *, include_headers: bool) -> tuple[Any, list[Any]]:
+    def take(self, queue: str, channel: str, limit: int, columns: tuple[str, ...]) -> tuple[Any, list[Any]]:
         """Lease messages: a table of them, and the spans to settle."""
         import pyarrow as pa
 
-        body = {"queue": queue, "channel": channel, "limit": limit, "headers": include_headers}
+        body = {"queue": queue, "channel": channel, "limit": limit, **_asked_columns(columns)}
         data = json.dumps(body).encode()
         answer = self._connection.fetch("POST", "/v1/bulk/take", data, _once_only())
         table = pa.ipc.open_stream(answer).read_all()

@@ -81,14 +81,18 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._writing = _Writing(options, schema, overwrite)
         self._token = f"write-{uuid.uuid4().hex}"
+        transaction = self._writing.options.transaction
+        self._mark, self._number = (f"spark-{self._token}", 0)
+        if transaction is not None:
+            self._mark, self._number = f"spark-txn-{transaction[0]}", transaction[1]
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Stage the rows of one task."""
-        return self._writing.hand_over(iterator, self._token, f"spark-{self._token}")
+        return self._writing.hand_over(iterator, self._token, self._mark)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send them all."""
-        self._writing.publish(messages, 0)
+        self._writing.publish(messages, self._number)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
@@ -100,6 +104,8 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._writing = _Writing(options, schema, False)
+        if self._writing.options.transaction is not None:
+            raise InvalidOption("txnAppId and txnVersion are for a batch write (in foreachBatch); a stream has an id")
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Stage the rows of one task."""

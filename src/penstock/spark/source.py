@@ -13,12 +13,16 @@ next batch is planned, by when Spark has done it. (Not on the first call of a ru
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -30,59 +34,90 @@ from pyspark.sql.types import StructType
 
 from penstock.core.commands import MAIN, Offsets
 from penstock.core.queues.partition import PARTITION_SHIFT
-from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
+from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed, plain_errors
+from penstock.spark.filters import Pushed
 from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
-from penstock.spark.options import EARLIEST, LATEST, SourceOptions, Start
+from penstock.spark.options import DEFAULT_BYTES_PER_TRIGGER, EARLIEST, LATEST, SourceOptions, Start
 from penstock.spark.place import Part, Place, Range, open_place
 
 if TYPE_CHECKING:
     from penstock.spark.sink import BatchSink, StreamSink
 
-
-from functools import cache
-
-import pyarrow as pa
+log = logging.getLogger("penstock.spark")
 
 ROWS_MIN = 4_096
 """Smaller batches are joined: each one costs Spark some time."""
-_CREATE_TIME = pa.scalar(0, pa.int32())
+
+KAFKA_COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+}
+HEADERS_COLUMNS = {"headers": "array<struct<key:string,value:binary>>"}
+DEAD_COLUMNS = {
+    "deadReason": "string",
+    "deadOrigin": "struct<queue:string,channel:string,offset:bigint,id:string>",
+    "attempts": "int",
+    "history": "array<struct<attempt:int,receivedAt:timestamp,failedAt:timestamp,session:string,error:string>>",
+}
+ALL_COLUMNS = KAFKA_COLUMNS | HEADERS_COLUMNS | DEAD_COLUMNS
+"""Every column that there is, and its type as Spark writes it."""
+_MADE_HERE: dict[str, Any] = {"topic": pa.string(), "partition": pa.int32(), "timestampType": pa.int32()}
+"""Columns that are the same for all messages of a range: nobody sends them."""
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns that a reader has to give: all of the source's, or those of a schema that the user has given."""
+    for each in schema:
+        if ALL_COLUMNS.get(each.name) != each.dataType.simpleString():
+            there = ", ".join(f"{name} {kind}" for name, kind in ALL_COLUMNS.items())
+            raise InvalidOption(f"there is no column {each.name} {each.dataType.simpleString()}; there are: {there}")
+    return tuple(schema.names)
 
 
 @cache
-def arrow_schema(*, include_headers: bool) -> Any:
-    """The schema of `spark/source.py`, in Arrow."""
-    fields = [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("timestampType", pa.int32()),
-    ]
-    if include_headers:
-        header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-        fields.append(("headers", pa.list_(header)))
-    return pa.schema(fields)
+def wire_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """What has to be read to make some columns. Offsets always: they say what is missing."""
+    from penstock.wire.arrow import BASE_COLUMNS, COLUMNS
+
+    needed = {"offset", *columns} & set(COLUMNS)
+    found = tuple(name for name in COLUMNS if name in needed)
+    return BASE_COLUMNS if set(BASE_COLUMNS) - {"timestamp", "key"} <= needed <= set(BASE_COLUMNS) else found
 
 
-def kafka_columns(queue: str, batch: Any, *, include_headers: bool) -> Any:
+@cache
+def arrow_schema(columns: tuple[str, ...]) -> Any:
+    """Some columns of a source, in Arrow. Every one may be null, as far as Spark knows."""
+    from penstock.wire.arrow import record_schema
+
+    def kind(name: str) -> Any:
+        if name == "headers":
+            return _HEADERS
+        return _MADE_HERE[name] if name in _MADE_HERE else record_schema((name,)).field(name).type
+
+    return pa.schema([(name, kind(name)) for name in columns])
+
+
+def kafka_columns(queue: str, batch: Any, columns: tuple[str, ...]) -> Any:
     """A batch of `wire/arrow.py` with the columns that Spark is promised. Its messages are of one partition."""
-    schema = arrow_schema(include_headers=include_headers)
+    schema = arrow_schema(columns)
     rows = batch.num_rows
     partition = batch["offset"][0].as_py() >> PARTITION_SHIFT if rows else 0
-    columns = [
-        batch["key"],
-        batch["value"],
-        pa.repeat(pa.scalar(queue, pa.string()), rows),
-        pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        batch["offset"],
-        batch["timestamp"],
-        pa.repeat(_CREATE_TIME, rows),
+    same = {"topic": queue, "partition": partition, "timestampType": 0}
+    arrays = [
+        pa.repeat(pa.scalar(same[name], _MADE_HERE[name]), rows)
+        if name in same
+        else batch[name].cast(_HEADERS)
+        if name == "headers"
+        else batch[name]
+        for name in columns
     ]
-    if include_headers:
-        columns.append(batch["headers"].cast(schema.field("headers").type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def joined(batches: Iterator[Any]) -> Iterator[Any]:
@@ -108,10 +143,6 @@ def _join(batches: list[Any]) -> Iterator[Any]:
         yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
-SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-HEADERS_SCHEMA = ", headers array<struct<key: string, value: binary>>"
-
-
 _TAKE_MESSAGES = 50_000
 _KEPT_NOTHING = 1 << 62
 _LOST = ("queue_not_found", "channel_not_found", "invalid_request")
@@ -127,30 +158,38 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> str:
-        """The Kafka connector's columns."""
-        include_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
-        return SCHEMA + (HEADERS_SCHEMA if include_headers else "")
+        """The Kafka connector's columns, and what else options ask for."""
+        columns = dict(KAFKA_COLUMNS)
+        for name, more in (("includeHeaders", HEADERS_COLUMNS), ("includeDeadLetters", DEAD_COLUMNS)):
+            if str(self.options.get(name, "false")).lower() == "true":
+                columns |= more
+        return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
     def reader(self, schema: StructType) -> BatchReader | ConsumingReader:
         """For `spark.read`."""
-        options = SourceOptions.parse(self.options, streaming=False)
-        return ConsumingReader(options) if options.consume else BatchReader(options)
+        with plain_errors():
+            options = SourceOptions.parse(self.options, streaming=False)
+            columns = columns_of(schema)
+            return ConsumingReader(options, columns) if options.consume else BatchReader(options, columns)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""
-        return StreamReader(SourceOptions.parse(self.options, streaming=True))
+        with plain_errors():
+            return StreamReader(SourceOptions.parse(self.options, streaming=True), columns_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         """For `DataFrame.write`. (Spark plans each query in a new Python: readers do not wait for this import.)"""
         from penstock.spark.sink import BatchSink
 
-        return BatchSink(self.options, schema, overwrite)
+        with plain_errors():
+            return BatchSink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         """For `DataFrame.writeStream`."""
         from penstock.spark.sink import StreamSink
 
-        return StreamSink(self.options, schema, overwrite)
+        with plain_errors():
+            return StreamSink(self.options, schema, overwrite)
 
 
 class RangePartition(InputPartition):
@@ -160,7 +199,9 @@ class RangePartition(InputPartition):
         super().__init__(wanted)
 
 
-def read_range(options: SourceOptions, partition: InputPartition) -> Iterator[Any]:
+def read_range(
+    options: SourceOptions, columns: tuple[str, ...], partition: InputPartition, pushed: Pushed | None = None
+) -> Iterator[Any]:
     """The messages of a range. Runs in the executors."""
     wanted = partition.value
     if wanted is None:  # Spark's word for no partitions at all
@@ -168,14 +209,17 @@ def read_range(options: SourceOptions, partition: InputPartition) -> Iterator[An
 
     check = LossCheck(wanted) if options.fail_on_data_loss else None
     place = open_place(options.where)
+    needed = wire_columns(columns if pushed is None else columns + pushed.columns)
 
     def found() -> Iterator[Any]:
-        for batch in place.batches(wanted, include_headers=options.include_headers):
+        for batch in place.batches(wanted, needed):
             if batch.num_rows == 0:
                 continue
             if check is not None:
                 check.saw(batch["offset"][0].as_py(), batch["offset"][-1].as_py(), batch.num_rows)
-            yield kafka_columns(wanted.queue, batch, include_headers=options.include_headers)
+            kept = batch if pushed is None else pushed.rows(batch)
+            if kept.num_rows:
+                yield kafka_columns(wanted.queue, kept, columns)
         if check is not None:
             check.end()
 
@@ -201,11 +245,41 @@ def find_all(
     if missing and options.queues is not None:
         raise InvalidOption(f"there is no queue {', '.join(map(repr, missing))}: check the name")
     if options.assigned is not None:
-        found = _assigned(options.assigned, found)
-    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        found = _assigned({queue: options.assigned[queue] for queue in queues}, found)
+    for name, offsets in (
+        ("startingOffsets", options.starting),
+        ("endingOffsets", options.ending),
+        ("startingOffsetsByTimestamp", options.starting_ms),
+        ("endingOffsetsByTimestamp", options.ending_ms),
+    ):
         if isinstance(offsets, dict):
             _check_named(name, offsets, found)
     return found
+
+
+def all_times_ms(*given: int | dict[str, dict[int, int]] | None) -> list[int]:
+    """The times that the options name, each once."""
+    times: set[int] = set()
+    for each in given:
+        if isinstance(each, dict):
+            times |= {time_ms for partitions in each.values() for time_ms in partitions.values()}
+        elif each is not None:
+            times.add(each)
+    return sorted(times)
+
+
+def offset_at(
+    time_ms: int | dict[str, dict[int, int]], at: Offsets, times_ms: list[int], *, must_be: bool = False
+) -> int:
+    """The offset of the first message that was sent at a time of the options, or later."""
+    wanted = time_ms[at.queue][at.partition] if isinstance(time_ms, dict) else time_ms
+    offset = at.at_times[times_ms.index(wanted)]
+    if must_be and offset >= at.end:
+        raise InvalidOption(
+            f"nothing was sent to queue {at.queue!r} at {wanted} (in milliseconds) or later. To start at its end, set "
+            "startingOffsetsByTimestampStrategy to latest"
+        )
+    return offset
 
 
 def _check_named(option: str, named: Mapping[str, Iterable[int]], found: dict[Part, Offsets]) -> None:
@@ -261,44 +335,74 @@ def check_start(options: SourceOptions, at: Offsets, start: int) -> None:
         )
 
 
+class _Offered:
+    """`pushFilters` of a reader, which is to be called where pushing is on, and not to be noticed where it is off.
+
+    Spark calls it if `spark.sql.python.filterPushdown.enabled` is true. If it is not, every read of a reader that has
+    a `pushFilters` of its own would fail: so this looks like the one that every reader inherits.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._reader.pushed = Pushed.of(filters)
+        return filters  # all of them: what was left out here is little, and Spark is sure of the rest
+
+
 class BatchReader(DataSourceReader):
     """A table: the messages that are there, between two offsets."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self.options = options
+        self.columns = columns
+        self.pushed = Pushed()
+
+    @property
+    def pushFilters(self) -> Any:
+        """Take up what is known of the rows that are wanted."""
+        return _Offered(self)
 
     def partitions(self) -> list[InputPartition]:
         """Plan: in the driver."""
-        options = self.options
-        with contextlib.closing(open_place(options.where)) as place:
-            times_ms = [each for each in (options.starting_ms, options.ending_ms) if each is not None]
-            found = find_all(options, place, chosen_queues(options, place), times_ms)
-        ranges = [self._range(at) for at in found.values()]
-        return [
-            RangePartition(each) for each in cut_ranges([r for r in ranges if r.stop > r.start], options.min_partitions)
-        ]
+        options, pushed = self.options, self.pushed
+        times_ms = all_times_ms(options.starting_ms, options.ending_ms, pushed.since_ms)
+        with plain_errors(), contextlib.closing(open_place(options.where)) as place:
+            queues = [name for name in chosen_queues(options, place) if pushed.wants_queue(name)]
+            found = find_all(options, place, queues, times_ms) if queues else {}
+            ranges = [self._range(at, times_ms, place.has_kafka_log) for at in found.values()]
+        ranges = [each for each in ranges if each.stop > each.start]
+        return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
-    def _range(self, at: Offsets) -> Range:
-        options = self.options
-        times = list(at.at_times)
+    def _range(self, at: Offsets, times_ms: list[int], has_kafka_log: bool) -> Range:
+        options, pushed = self.options, self.pushed
         if options.starting_ms is not None:
-            start = times.pop(0)
+            start = offset_at(options.starting_ms, at, times_ms, must_be=options.needs_start)
         else:
             start = resolve(EARLIEST if options.starting is None else options.starting, at, "startingOffsets")
             check_start(options, at, start)
-        stop = times.pop(0) if options.ending_ms is not None else resolve(options.ending, at, "endingOffsets")
-        return Range(at.queue, start, stop, _KEPT_NOTHING)
+        if options.ending_ms is not None:
+            stop = offset_at(options.ending_ms, at, times_ms)
+        else:
+            stop = resolve(options.ending, at, "endingOffsets")
+        if pushed.since_ms is not None:
+            start = max(start, offset_at(pushed.since_ms, at, times_ms))
+        start, stop = pushed.cut(start, stop, at.partition)
+        return Range(at.queue, start, stop, _KEPT_NOTHING, has_kafka_log)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read: in the executors. Messages that are done and gone within the range are left out."""
-        return read_range(self.options, partition)
+        return read_range(self.options, self.columns, partition, self.pushed)
 
 
 class ConsumingReader(DataSourceReader):
     """A table that is taken: messages are leased while they are read, and acknowledged when Spark has them all."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self.options = options
+        self.columns = columns
 
     def partitions(self) -> list[InputPartition]:
         """Plan: in the driver. How many messages each task may take, of whichever partition has them."""
@@ -307,7 +411,7 @@ class ConsumingReader(DataSourceReader):
             found = find_all(options, place, chosen_queues(options, place), ())
         need_all_partitions(found)
         ranges = [Range(at.queue, at.first, at.end, 0) for at in found.values() if at.end > at.first]
-        return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions)]
+        return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Take: in the executors. Everything is acknowledged at the end, or else given back."""
@@ -316,20 +420,20 @@ class ConsumingReader(DataSourceReader):
             return
         from penstock.spark.server import ServerPlace
 
-        channel, headers = self.options.channel or MAIN, self.options.include_headers
+        channel, needed = self.options.channel or MAIN, wire_columns(self.columns)
         place = ServerPlace(self.options.where)
         spans: list[Any] = []
         is_done = False
         try:
             left = wanted.stop - wanted.start
             while left > 0:
-                table, taken = place.take(wanted.queue, channel, min(left, _TAKE_MESSAGES), include_headers=headers)
+                table, taken = place.take(wanted.queue, channel, min(left, _TAKE_MESSAGES), needed)
                 if not table.num_rows:
                     break
                 spans += taken
                 left -= table.num_rows
                 for batch in table.combine_chunks().to_batches():
-                    yield kafka_columns(wanted.queue, batch, include_headers=headers)
+                    yield kafka_columns(wanted.queue, batch, self.columns)
             self._acknowledge(place, wanted.queue, channel, spans)
             is_done = True
         finally:
@@ -354,21 +458,25 @@ class ConsumingReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream: a channel, and an offset in each partition of each queue."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self.options = options
+        self.columns = columns
         self._place: Place | None = None
         self._is_planned = False
         self._target: dict[Part, int] | None = None
         """`availableNow`: where each partition ended when the run began."""
         self._ends: StreamOffset | None = None
+        self._planned: StreamOffset | None = None
+        self._batch_s = time.monotonic()
+        """When the last batch was planned."""
         self._acked: dict[Part, int] = {}
         self._keeping: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options}
+        return {"options": self.options, "columns": self.columns}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        StreamReader.__init__(self, state["options"])
+        StreamReader.__init__(self, state["options"], state["columns"])
 
     @property
     def place(self) -> Place:
@@ -386,15 +494,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a stream without a checkpoint starts. Spark may ask several times, and use one answer."""
         options = self.options
-        times_ms = [] if options.starting_ms is None else [options.starting_ms]
+        times_ms = all_times_ms(options.starting_ms)
         found = find_all(options, self.place, chosen_queues(options, self.place), times_ms)
         channel = options.channel or f"{options.group_id_prefix}-{uuid.uuid4().hex[:16]}"
         need_all_partitions(found)
-        return StreamOffset(channel, self._positions(found, self._starting_offset)).encode()
+        return StreamOffset(channel, self._positions(found, lambda at: self._starting_offset(at, times_ms))).encode()
 
-    def _starting_offset(self, at: Offsets) -> int:
+    def _starting_offset(self, at: Offsets, times_ms: list[int]) -> int:
         if self.options.starting_ms is not None:
-            return at.at_times[0]
+            return offset_at(self.options.starting_ms, at, times_ms, must_be=self.options.needs_start)
         start = LATEST if self.options.starting is None else self.options.starting
         return resolve(start, at, "startingOffsets")
 
@@ -425,7 +533,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self.options.max_offsets)
         if self.options.max_bytes is not None:
             return ReadMaxBytes(self.options.max_bytes)
-        return ReadAllAvailable()
+        return ReadMaxBytes(DEFAULT_BYTES_PER_TRIGGER)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes."""
@@ -448,7 +556,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part, each in found.items()
         }
         self._ends = at.moved({part: each.end for part, each in found.items()})
-        return at.moved(self._limited(at.offsets(), ends, limit)).encode()
+        if self._waits(at, ends):
+            self._planned = at
+            return at.encode()
+        self._planned = at.moved(self._limited(at.offsets(), ends, limit))
+        if self._planned.offsets() != at.offsets():
+            self._batch_s = time.monotonic()
+        return self._planned.encode()
+
+    def _waits(self, at: StreamOffset, ends: dict[Part, int]) -> bool:
+        """Whether a batch is put off until there are enough messages for it."""
+        options = self.options
+        if options.min_offsets is None or self._target is not None:
+            return False
+        there = sum(max(0, ends[part] - offset) for part, offset in at.offsets().items())
+        return there < options.min_offsets and time.monotonic() < self._batch_s + options.trigger_delay_s
 
     def _with_new_queues(self, at: StreamOffset) -> StreamOffset:
         """Queues that match the pattern and were not there before are read from their beginning."""
@@ -460,6 +582,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _keep(self, at: StreamOffset) -> None:
         """Make sure that the stream's channel is there, and keeps what was not read yet."""
+        if self._commits and not self._keeping and self.options.channel is None:
+            log.warning(
+                "this stream keeps its messages by the channel %s of %s. When you give the stream up, delete it: "
+                "penstock channel delete QUEUE %s (the option channel gives it a name of your own)",
+                at.channel, ", ".join(at.queues), at.channel,
+            )  # fmt: skip
         for name, position in at.queues.items():
             if self._commits and name not in self._keeping:
                 self.place.create_channel(name, at.channel, position.offsets)
@@ -506,8 +634,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of the queues, for Spark's own metrics."""
-        return None if self._ends is None else self._ends.encode()
+        """The ends of the queues, where they are, and how far this stream is behind after the batch: for its progress.
+
+        Spark 4.3 takes neither a name nor metrics of a source in Python; what is in its offsets is shown.
+        """
+        if self._ends is None or self._planned is None:
+            return None
+        where = self.options.where
+        return {**self._ends.encode(), "server": where.url or where.path, "lag": self._lag(self._ends, self._planned)}
+
+    def _lag(self, ends: StreamOffset, planned: StreamOffset) -> dict[str, dict[str, float]]:
+        """For each queue, how many messages the planned batch leaves, and how long the oldest has waited."""
+        at = planned.offsets()
+        left = {part: end - at[part] for part, end in ends.offsets().items() if part in at}
+        behind = {part: at[part] for part, count in left.items() if count > 0}
+        found = self.place.find(list({part.queue: None for part in behind}), after=behind) if behind else {}
+        lag: dict[str, dict[str, float]] = {}
+        for part, count in left.items():
+            told = lag.setdefault(part.queue, {"messages": 0, "seconds": 0.0})
+            told["messages"] += max(0, count)
+            if part in found and (sent_ms := found[part].after_ms) is not None:
+                told["seconds"] = max(told["seconds"], round(time.time() - sent_ms / 1_000, 3))
+        return lag
 
     # -- reading --
 
@@ -520,8 +668,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             firsts = self._first_of_new(name, position) if before is None else before.offsets
             for first, end_offset, kept in zip(firsts, position.offsets, position.kept, strict=True):
                 if end_offset > first:
-                    ranges.append(Range(name, first, end_offset, kept))
-        return [RangePartition(each) for each in cut_ranges(ranges, self.options.min_partitions)]
+                    ranges.append(Range(name, first, end_offset, kept, self.place.has_kafka_log))
+        options = self.options
+        return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
     def _first_of_new(self, name: str, position: QueuePosition) -> tuple[int, ...]:
         """A queue that came up in this batch is read from its first message."""
@@ -533,7 +682,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read a range: in the executors."""
-        return read_range(self.options, partition)
+        return read_range(self.options, self.columns, partition)
 
     # -- committing --
 

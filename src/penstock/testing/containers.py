@@ -22,7 +22,7 @@ SQS, HTTP, NSQ, NSQ_HTTP = 9324, 9325, 4150, 4151
 """Its ports inside the container. Outside they are free ports of the engine's choice."""
 
 
-class PenstockContainer(DockerContainer):  # type: ignore[misc]
+class PenstockContainer(DockerContainer):
     """A server in a container, ready when the block begins. Its messages end with it.
 
     Without keys the server asks for none. More settings: `.with_env("PENSTOCK_...", "...")`.

@@ -8,6 +8,14 @@ A chunk's offsets and bodies are the two buffers of an Arrow binary array, so `v
     key        binary                           the group; null when it has none
     value      binary, not null                 the body
     headers    list<struct<key: string, value: binary>>   the attributes, when asked for; null when it has none
+
+What a message that was moved between queues (a dead letter, a redriven one) has behind it comes when it is asked for by
+name (`DEAD_COLUMNS`); all of it is null in other messages:
+
+    deadReason   string                                     why it failed last
+    deadOrigin   struct<queue, channel, offset, id>         where it was moved from
+    attempts     int32                                      how often it was handed out there
+    history      list<struct<attempt, receivedAt, failedAt, session, error>>
 """
 
 from __future__ import annotations
@@ -32,44 +40,77 @@ HEADERS = pa.list_(
     )
 )
 
+_TIME = pa.timestamp("us", tz="UTC")
+_DEAD = {
+    "deadReason": pa.string(),
+    "deadOrigin": pa.struct(
+        [("queue", pa.string()), ("channel", pa.string()), ("offset", pa.int64()), ("id", pa.string())]
+    ),
+    "attempts": pa.int32(),
+    "history": pa.list_(
+        pa.struct(
+            [
+                ("attempt", pa.int32()),
+                ("receivedAt", _TIME),
+                ("failedAt", _TIME),
+                ("session", pa.string()),
+                ("error", pa.string()),
+            ]
+        )
+    ),
+}
+DEAD_COLUMNS = tuple(_DEAD)
+_FIELDS = {
+    "offset": pa.field("offset", pa.int64(), nullable=False),
+    "timestamp": pa.field("timestamp", _TIME, nullable=False),
+    "key": pa.field("key", pa.binary()),
+    "value": pa.field("value", pa.binary(), nullable=False),
+    "headers": pa.field("headers", HEADERS),
+    **{name: pa.field(name, kind) for name, kind in _DEAD.items()},
+}
+COLUMNS = tuple(_FIELDS)
+BASE_COLUMNS = COLUMNS[:4]
+WITH_HEADERS = COLUMNS[:5]
+
 _COPIED_BYTES = 64 * 1024
 """Buffers below this are copied: handing one to a socket costs more."""
 
 
 @cache
-def record_schema(*, include_headers: bool = False) -> Any:
-    """The schema of every batch that `record_batch` makes.
+def record_schema(columns: tuple[str, ...] = BASE_COLUMNS) -> Any:
+    """The schema of a batch with these columns.
 
     >>> record_schema().names
     ['offset', 'timestamp', 'key', 'value']
     """
-    fields = [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), nullable=False),
-    ]
-    if include_headers:
-        fields.append(pa.field("headers", HEADERS))
-    return pa.schema(fields)
+    return pa.schema([_FIELDS[name] for name in columns])
 
 
-def record_batch(chunk: Chunk, start: int, stop: int, *, include_headers: bool = False) -> Any:
+def record_batch(chunk: Chunk, start: int, stop: int, columns: tuple[str, ...] = BASE_COLUMNS) -> Any:
     """The messages of a chunk from index `start` up to, not including, `stop`, as a `pyarrow.RecordBatch`.
 
     >>> chunk = Chunk.of(100, 5, [b"one", b"two", b"three"], groups=[None, b"g", None])
-    >>> record_batch(chunk, 1, 3).select(["offset", "key", "value"]).to_pylist()
+    >>> record_batch(chunk, 1, 3, ("offset", "key", "value")).to_pylist()
     [{'offset': 101, 'key': b'g', 'value': b'two'}, {'offset': 102, 'key': None, 'value': b'three'}]
     """
-    columns = [
-        pa.array(np.arange(chunk.base + start, chunk.base + stop, dtype=np.int64)),
-        _timestamps(chunk, start, stop),
-        _keys(chunk.column(Section.GROUPS), start, stop),
-        _binary(chunk.offsets, chunk.bodies, start, stop),
-    ]
-    if include_headers:
-        columns.append(_headers(chunk, start, stop))
-    return pa.RecordBatch.from_arrays(columns, schema=record_schema(include_headers=include_headers))
+    arrays = [_array(chunk, start, stop, name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=record_schema(columns))
+
+
+def _array(chunk: Chunk, start: int, stop: int, column: str) -> Any:
+    match column:
+        case "offset":
+            return pa.array(np.arange(chunk.base + start, chunk.base + stop, dtype=np.int64))
+        case "timestamp":
+            return _timestamps(chunk, start, stop)
+        case "key":
+            return _keys(chunk.column(Section.GROUPS), start, stop)
+        case "value":
+            return _binary(chunk.offsets, chunk.bodies, start, stop)
+        case "headers":
+            return _headers(chunk, start, stop)
+        case _:
+            return _dead(chunk, start, stop, column)
 
 
 def stream_parts(schema: Any, batches: Iterable[Any]) -> list[bytes | memoryview]:
@@ -142,6 +183,37 @@ def _timestamps(chunk: Chunk, start: int, stop: int) -> Any:
         for index in moved:
             times_us[index] = Origin.decode(origins[start + index] or b"").sent_ms * 1_000
     return pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _dead(chunk: Chunk, start: int, stop: int, column: str) -> Any:
+    """A column of what moved messages have behind them. There are few of these, and none in most chunks."""
+    origins = chunk.column(Section.ORIGINS)
+    if origins is None:
+        return pa.nulls(stop - start, _DEAD[column])
+    found = [origins[index] for index in range(start, stop)]
+    values = [None if each is None else _dead_value(Origin.decode(each), column) for each in found]
+    return pa.array(values, type=_DEAD[column])
+
+
+def _dead_value(origin: Origin, column: str) -> Any:
+    match column:
+        case "deadReason":
+            return origin.failures[-1].error if origin.failures else None
+        case "deadOrigin":
+            return {"queue": origin.queue, "channel": origin.channel, "offset": origin.sequence, "id": origin.id}
+        case "attempts":
+            return origin.attempts
+        case _:
+            return [
+                {
+                    "attempt": each.attempt,
+                    "receivedAt": each.received_ms * 1_000,
+                    "failedAt": each.failed_ms * 1_000,
+                    "session": each.session,
+                    "error": each.error,
+                }
+                for each in origin.failures
+            ]
 
 
 def _headers(chunk: Chunk, start: int, stop: int) -> Any:

@@ -36,6 +36,7 @@ from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace
 from penstock.spark.worker_python import worker_python
+from penstock.wire.arrow import BASE_COLUMNS
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import Server, until
 
@@ -87,7 +88,7 @@ class Trial:
         """Every message that was ever sent to a queue of which nothing was acknowledged."""
         with contextlib.closing(ServerPlace(Where(url=self.url))) as place:
             end = place.find([queue])[Part(queue, 0)].end
-            batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
+            batches = place.batches(Range(queue, 0, end, 0), BASE_COLUMNS)
             return [int(value) for batch in batches for value in batch["value"].to_pylist()]
 
 
@@ -178,7 +179,7 @@ class Rollup(Trial):
         at = place.find([EVENTS]).get(Part(EVENTS, 0))
         if at is None:
             return 0
-        batches = place.batches(Range(EVENTS, 0, at.end, 0), include_headers=False)
+        batches = place.batches(Range(EVENTS, 0, at.end, 0), BASE_COLUMNS)
         events = [json.loads(value) for batch in batches for value in batch["value"].to_pylist()]
         return sum(each["count"] for each in events if each.get("queue") == "in" and each["what"] == "sent")
 

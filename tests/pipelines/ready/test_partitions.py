@@ -20,6 +20,7 @@ from penstock.pipelines.where import Where as PipelinesWhere
 from penstock.spark.options import Where as ConnectorWhere
 from penstock.spark.place import Range
 from penstock.spark.server import ServerPlace
+from penstock.wire.arrow import BASE_COLUMNS
 from tests.compat.server import Server, serving, until
 from tests.spark.test_partitions import GROUPS, PARTITIONS, WideQueues
 
@@ -75,7 +76,7 @@ def recorded(wide: WideQueues, queue: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with contextlib.closing(ServerPlace(ConnectorWhere(url=wide.url))) as place:
         for part, at in place.find([EVENTS_QUEUE]).items():
-            for batch in place.batches(Range(EVENTS_QUEUE, at.first, at.end, at.first), include_headers=False):
+            for batch in place.batches(Range(EVENTS_QUEUE, at.first, at.end, at.first), BASE_COLUMNS):
                 events = [json.loads(value) for value in batch["value"].to_pylist()]
                 found += [each | {"partition": part.partition} for each in events if each.get("queue") == queue]
     return found

@@ -34,6 +34,7 @@ from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS
 from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
 from tests.client.node import ThreadedNode
 from tests.compat.server import PATIENCE_S, Server, serving
@@ -164,7 +165,7 @@ def publish(connection: Connection, token: str, pieces: list[str], name: str, nu
 
 def values(place: ServerPlace, queue: str) -> list[bytes]:
     end = place.find([queue])[Part(queue, 0)].end
-    batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
+    batches = place.batches(Range(queue, 0, end, 0), BASE_COLUMNS)
     return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
@@ -368,7 +369,7 @@ def test_bulk_reads_what_the_records_of_rest_are(writer: Connection, reader: Ser
     send(writer, piece("r15", b"last"))
     (path, accept) = ("/v1/queues/r15/records?headers=true", {"accept": "application/vnd.apache.arrow.stream"})
     expected = pa.ipc.open_stream(writer.request("GET", path, None, accept).read()).read_all()
-    batches = list(reader.batches(Range("r15", 0, 5, 0), include_headers=True))
+    batches = list(reader.batches(Range("r15", 0, 5, 0), WITH_HEADERS))
     assert pa.Table.from_batches(batches).to_pylist() == expected.to_pylist()
     assert expected["value"].to_pylist() == [*bodies, b"last"]
 
@@ -387,7 +388,7 @@ def broken_off(writer: Connection, server: Server) -> Iterator[tuple[Cutter, Ser
 
 
 def read_whole(place: ServerPlace) -> list[bytes]:
-    batches = place.batches(Range("r16", 0, 40, 0), include_headers=False)
+    batches = place.batches(Range("r16", 0, 40, 0), BASE_COLUMNS)
     return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
@@ -435,11 +436,11 @@ def test_queues_that_are_not_there_are_left_out(writer: Connection, reader: Serv
 
 def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r12", b"a", b"b", b"c", groups=[b"g", None, None]))
-    taken, spans = reader.take("r12", "main", 2, include_headers=True)
+    taken, spans = reader.take("r12", "main", 2, WITH_HEADERS)
     assert isinstance(taken, pa.Table)
     assert taken["value"].to_pylist() == [b"a", b"b"]
     assert reader.settle("r12", "main", spans, done=False) == 2
-    again, spans = reader.take("r12", "main", 10, include_headers=False)
+    again, spans = reader.take("r12", "main", 10, BASE_COLUMNS)
     assert sorted(again["value"].to_pylist()) == [b"a", b"b", b"c"]
     assert reader.settle("r12", "main", spans, done=True) == 3
     assert reader.settle("r12", "main", spans, done=True) == 0
@@ -447,7 +448,7 @@ def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPl
 
 def test_a_span_the_wrong_way_round_is_refused_and_hurts_nobody_else(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r-wrong", *8 * [b"x"]))
-    reader.take("r-wrong", "main", 6, include_headers=False)
+    reader.take("r-wrong", "main", 6, BASE_COLUMNS)
     with pytest.raises(ServerFailed, match="a span goes from 5 to 1: ") as failed:
         reader.settle("r-wrong", "main", [[5, 1, 1]], done=True)
     assert failed.value.status == 400
@@ -665,8 +666,8 @@ def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPla
         lambda: reader.find(["other"]),
         lambda: reader.create_channel("other", "c", [0]),
         lambda: reader.ack_up_to("c", {Part("other", 0): 0}),
-        lambda: reader.take("other", "main", 1, include_headers=False),
-        lambda: list(reader.batches(Range("other", 0, 1, 0), include_headers=False)),
+        lambda: reader.take("other", "main", 1, BASE_COLUMNS),
+        lambda: list(reader.batches(Range("other", 0, 1, 0), BASE_COLUMNS)),
     ):
         with pytest.raises(ServerFailed, match="no read right on queue 'other'"):
             call()
@@ -836,7 +837,7 @@ def test_a_take_of_large_messages_is_no_larger_than_a_response_may_be(tmp_path: 
     with contextlib.closing(Connection(there)) as connection, contextlib.closing(ServerPlace(there)) as place:
         send(connection, piece("q", *8 * [bytes(20_000)]))
         sizes = []
-        while (table := place.take("q", "main", 50_000, include_headers=False)[0]).num_rows:
+        while (table := place.take("q", "main", 50_000, BASE_COLUMNS)[0]).num_rows:
             sizes.append(table.num_rows)
     node.stop()
     assert sizes == [3, 3, 2]
@@ -852,7 +853,7 @@ def test_a_server_without_pyarrow_refuses_a_take_before_it_leases_anything(
         with monkeypatch.context() as without:
             without.setitem(sys.modules, "penstock.wire.arrow", None)
             with pytest.raises(ServerFailed, match="no pyarrow"):
-                place.take("q", "main", 10, include_headers=False)
-        table, _ = place.take("q", "main", 10, include_headers=False)
+                place.take("q", "main", 10, BASE_COLUMNS)
+        table, _ = place.take("q", "main", 10, BASE_COLUMNS)
     node.stop()
     assert table["value"].to_pylist() == [b"one"]

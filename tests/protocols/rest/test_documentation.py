@@ -30,7 +30,7 @@ BEFORE = (
     'curl() { command curl --fail-with-body --max-time 30 "$@"; }',
     "[ ! -e variables ] || . ./variables",
 )
-AFTER = ("declare -p RECEIPT SESSION >variables 2>/dev/null || true",)
+AFTER = ("declare -p RECEIPT SESSION ID >variables 2>/dev/null || true",)
 """Examples go on with the variables of those before."""
 
 
@@ -70,7 +70,7 @@ def test_every_example_runs_and_prints_what_it_says(serve: Callable[..., Server]
         assert (run.returncode != 0) == example.fails, told
         if example.printed is not None:
             assert fits(example.printed, last_value(run.stdout)), told
-    assert number == 20
+    assert number == 23
 
 
 def last_value(printed: str) -> Any:

@@ -38,7 +38,7 @@ CHECKS = [
     response_schema_conformance,
     status_code_conformance,
 ]
-OPERATIONS = 50
+OPERATIONS = 62
 KNOWN = {"queue": "known", "channel": "main", "consumer": "reader"}
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from penstock.core.commands import CreateQueue
-from penstock.protocols.rest.queues import error_group
+from penstock.core.queues.origin import error_group
 from penstock.server import overview
 from penstock.server.overview import Overview
 from tests.protocols.rest.asking import done, receive, refused, send

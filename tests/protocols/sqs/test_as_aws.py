@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from penstock.core.commands import Receive, Release, Span
-from tests.protocols.sqs.raw import error_of, result_of, send, send_form
+from tests.protocols.sqs.raw import error_of, result_of, send, send_form, send_json
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import Server
 
@@ -192,3 +194,59 @@ def test_a_dead_letter_tells_why_to_who_asks_by_name(
     }
     (message,) = receive(sqs, dead, MessageSystemAttributeNames=["All"])
     assert not [key for key in message["Attributes"] if key.startswith("Penstock")]
+
+
+def test_a_trace_header_goes_with_a_message_through_every_hop(
+    server: Server, sqs: Any, name: str, make: Callable[..., str]
+) -> None:
+    dead = make("dead")
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    source = make("source", RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1}))
+    own = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1-5759e988"}}
+    entry = {"Id": "1", "MessageBody": "x", "MessageSystemAttributes": own}
+    (sent,) = sqs.send_message_batch(QueueUrl=source, Entries=[entry])["Successful"]
+    assert "MD5OfMessageSystemAttributes" in sent
+    asked = {"MessageSystemAttributeNames": ["AWSTraceHeader"]}
+    for url in (source, dead):
+        (message,) = receive(sqs, url, **asked, VisibilityTimeout=1)
+        assert message["Attributes"] == {"AWSTraceHeader": "Root=1-5759e988"}
+        assert message["MessageId"] == sent["MessageId"]
+        server.advance(2)
+    sqs.start_message_move_task(SourceArn=arn)
+    server.advance(1)
+    (message,) = receive(sqs, source, **asked)
+    assert message["Attributes"] == {"AWSTraceHeader": "Root=1-5759e988"}
+
+
+def test_the_trace_header_of_a_request_is_that_of_its_messages(server: Server, sqs: Any, url: str) -> None:
+    header = {"X-Amzn-Trace-Id": "Root=1-5759e988"}
+    send_json(server, "SendMessage", {"QueueUrl": url, "MessageBody": "x"}, **header)
+    entries = [{"Id": "1", "MessageBody": "y"}]
+    send_json(server, "SendMessageBatch", {"QueueUrl": url, "Entries": entries}, **header)
+    messages = receive(sqs, url, MessageSystemAttributeNames=["AWSTraceHeader"])
+    assert [message["Attributes"] for message in messages] == [{"AWSTraceHeader": "Root=1-5759e988"}] * 2
+
+
+# -- moves --
+
+
+def test_a_move_tasks_handle_holds_a_uuid_and_the_source(sqs: Any, make: Callable[..., str]) -> None:
+    dead = make("dead")
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    make("source", RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1}))
+    handle = json.loads(base64.b64decode(sqs.start_message_move_task(SourceArn=arn)["TaskHandle"]))
+    assert set(handle) == {"taskId", "sourceArn"}
+    assert handle["sourceArn"] == arn
+    assert uuid.UUID(handle["taskId"]).version == 4
+    other = handle | {"taskId": str(uuid.uuid4())}
+    with refused("ResourceNotFoundException", 404) as refusal:
+        sqs.cancel_message_move_task(TaskHandle=base64.b64encode(json.dumps(other).encode()).decode())
+    assert refusal.message == "Task does not exist."
+
+
+# -- xml --
+
+
+def test_an_empty_result_is_an_empty_element(server: Server, url: str) -> None:
+    for action in ("ReceiveMessage", "ListQueueTags"):
+        assert f"<{action}Result/>".encode() in send_form(server, action, QueueUrl=url).body

@@ -16,7 +16,6 @@ from penstock.core.errors import StoreError
 from penstock.protocols.http import Exchange, Headers, Request
 from penstock.protocols.sqs.batches import Round
 from penstock.protocols.sqs.server import SqsFrontEnd
-from penstock.protocols.sqs.service import Numbered
 from penstock.protocols.sqs.shapes import DeleteMessageBatchRequestEntry
 from penstock.server.auth import Credentials
 from penstock.server.settings import SqsSettings
@@ -308,13 +307,6 @@ def test_a_failed_commit_is_told_to_everybody_in_it(runner: asyncio.Runner) -> N
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 16**12 - 20), st.integers(0, 12))
-def test_numbers_are_written_in_twelve_digits(first: int, count: int) -> None:
-    numbered = Numbered("id-")
-    assert numbered.texts(first, count) == [f"id-{number:012x}" for number in range(first, first + count)]
-    assert numbered.text(first) == f"id-{first:012x}"
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), min_size=1, max_size=8))

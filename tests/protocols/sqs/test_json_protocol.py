@@ -8,32 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.protocols.sqs import errors
-from penstock.protocols.sqs.actions import REQUESTS
-from penstock.protocols.sqs.shapes import wire_name
 from tests.protocols.sqs.raw import Answer, send, send_json
 from tests.protocols.sqs.serving import ACCOUNT, Server
-
-
-def service_model() -> Any:
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("sqs")
-
-
-def test_every_action_and_every_parameter_of_the_service_model_is_known() -> None:
-    model = service_model()
-    assert set(REQUESTS) == set(model.operation_names)
-    for name, shape in REQUESTS.items():
-        expected = set(model.operation_model(name).input_shape.members)
-        assert set(map(wire_name, shape.__struct_fields__)) == expected, name
-
-
-def test_every_error_of_the_service_model_is_in_the_table() -> None:
-    never_raised = {"InvalidIdFormat", "InvalidSecurity"}
-    expected = {shape.name for shape in service_model().error_shapes if not shape.name.startswith("Kms")}
-    known = {kind.shape for kind in errors.KINDS}
-    assert expected - known == never_raised
 
 
 def test_an_answer_has_the_protocols_headers(server: Server, url: str) -> None:

@@ -155,7 +155,7 @@ def test_lists_are_not_supported_as_on_aws(sqs: Any, url: str) -> None:
 
 
 def test_values_have_the_characters_that_bodies_have(sqs: Any, url: str) -> None:
-    with refused("InvalidMessageContents"):
+    with refused("InvalidParameterValue"):
         sqs.send_message(QueueUrl=url, MessageBody="x", MessageAttributes={"a": text("\x01")})
 
 

@@ -19,6 +19,7 @@ from penstock.client.times import Seconds, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
     CancelRedrive,
+    CountQueues,
     CreateQueue,
     Damage,
     EndSession,
@@ -29,6 +30,7 @@ from penstock.core.commands import (
     OpenSession,
     RedriveTask,
     StartRedrive,
+    Stats,
 )
 from penstock.core.delivery.receipt import open_message_id
 from penstock.core.errors import InvalidRequest, MessageNotFound, QueueNotFound, SessionNotFound, TaskNotFound
@@ -155,6 +157,16 @@ class AsyncPenstock:
             names += page
             if len(page) < _PAGE:
                 return names
+
+    async def stats(self, prefix: str = "") -> list[Stats]:
+        """Exact counts of all queues whose names start so, and of each of their channels, in order: few questions."""
+        found: list[Stats] = []
+        while True:
+            after = found[-1].name if found else ""
+            page: list[Stats] = await self._caller.call(CountQueues(prefix=prefix, after=after))
+            found += page
+            if not page:
+                return found
 
     async def session(self, name: str, *, ttl: Seconds | None = None) -> AsyncSession:
         """Start a session. With `ttl` it ends by itself when no heartbeat comes for so long."""

@@ -19,6 +19,7 @@ from penstock.client.times import Seconds, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
     CancelRedrive,
+    CountQueues,
     CreateQueue,
     Damage,
     EndSession,
@@ -29,6 +30,7 @@ from penstock.core.commands import (
     OpenSession,
     RedriveTask,
     StartRedrive,
+    Stats,
 )
 from penstock.core.delivery.receipt import open_message_id
 from penstock.core.errors import (
@@ -161,6 +163,16 @@ class Penstock:
             names += page
             if len(page) < _PAGE:
                 return names
+
+    def stats(self, prefix: str = "") -> list[Stats]:
+        """Exact counts of all queues whose names start so, and of each of their channels, in order: few questions."""
+        found: list[Stats] = []
+        while True:
+            after = found[-1].name if found else ""
+            page: list[Stats] = self._caller.call(CountQueues(prefix=prefix, after=after))
+            found += page
+            if not page:
+                return found
 
     def session(self, name: str, *, ttl: Seconds | None = None) -> Session:
         """Start a session. With `ttl` it ends by itself when no heartbeat comes for so long."""

@@ -44,6 +44,7 @@ from penstock.core.commands import (
     ChangeQueue,
     Command,
     CommitWork,
+    CountQueues,
     CreateQueue,
     DescribeQueue,
     ExtendSequences,
@@ -52,11 +53,13 @@ from penstock.core.commands import (
     ListQueues,
     ListRedrives,
     NameQueue,
+    QueueStats,
     RecallWork,
     Receive,
     RedriveTask,
     Send,
     Sent,
+    Stats,
     Subscribe,
     handlers_of,
 )
@@ -65,6 +68,7 @@ from penstock.core.errors import (
     InvalidConfig,
     InvalidRequest,
     PenstockError,
+    QueueDamaged,
     QueueExists,
     QueueNotFound,
     QueueReplaced,
@@ -160,6 +164,16 @@ class ScatterGather:
             *(self._router.ask(shard, msgspec.structs.replace(command)) for shard in range(self._router.shards))
         )
         return merge_names(pages, command.limit)
+
+    async def _count_queues(self, command: CountQueues) -> list[Stats]:
+        names = await self._list_queues(ListQueues(prefix=command.prefix, after=command.after, limit=command.limit))
+        counted = await asyncio.gather(
+            *(self._router.call(QueueStats(name=name)) for name in names), return_exceptions=True
+        )
+        for each in counted:
+            if isinstance(each, BaseException) and not isinstance(each, QueueNotFound | QueueDamaged):
+                raise each
+        return [each for each in counted if isinstance(each, Stats)]
 
     async def _name_queue(self, command: NameQueue) -> str | None:
         return await self._router.name_of(command.queue_id)

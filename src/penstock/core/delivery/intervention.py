@@ -2,7 +2,8 @@
 
 A message can only be marked while its chunk is in a window. What lies ahead of a cursor is brought in, with all that
 lies before it, so that nothing is handed out in another order; but no further than `LOOK_AHEAD` messages, as FIFO
-channels do. What waits far ahead comes near, and keeps its due time.
+channels do. What waits far ahead comes near, and keeps its due time. All that a command names is brought in before any
+of it is changed (`bring_in`): when that is refused, nothing has changed.
 
 What is leased and put off, or made ready, fails first, as if its receiver had released it: the receipt is worth
 nothing then, and two receivers never hold the same attempt.
@@ -29,7 +30,7 @@ _Apply = Callable[[Window, Entry, int, int, int], None]
 """Does something to messages that are in one state: window, entry, first, stop, state."""
 
 
-def delete(channel: Channel, first: int, stop: int, now_ms: int) -> list[Part]:
+def delete(channel: Channel, first: int, stop: int, _now_ms: int) -> list[Part]:
     """Messages are done. Returns which of them were there."""
 
     def drop(window: Window, entry: Entry, low: int, high: int, _state: int) -> None:
@@ -37,7 +38,7 @@ def delete(channel: Channel, first: int, stop: int, now_ms: int) -> list[Part]:
         window.uncount(entry, low, high)
         channel.finish(window, entry, low, high)
 
-    return _each(channel, first, stop, now_ms, drop)
+    return _each(channel, first, stop, drop)
 
 
 def reschedule(channel: Channel, first: int, stop: int, due_ms: int, now_ms: int, error: str) -> list[Part]:
@@ -60,12 +61,11 @@ def reschedule(channel: Channel, first: int, stop: int, due_ms: int, now_ms: int
             channel.watch(window, due_ms)
             channel.write_buffer.touch(window, entry)
 
-    return _each(channel, first, stop, now_ms, put_off)
+    return _each(channel, first, stop, put_off)
 
 
-def _each(channel: Channel, first: int, stop: int, now_ms: int, apply: _Apply) -> list[Part]:
+def _each(channel: Channel, first: int, stop: int, apply: _Apply) -> list[Part]:
     """Apply something to those of some messages that are not done, and not held for a unit of work."""
-    _bring_in(channel, first, stop, now_ms)
     found: list[Part] = []
     for window in list(channel.windows.values()):
         for base in [entry.base for entry, _, _ in window.overlaps(first, stop)]:
@@ -96,8 +96,11 @@ def _by_state(window: Window, entry: Entry, first: int, stop: int) -> list[tuple
     ]
 
 
-def _bring_in(channel: Channel, first: int, stop: int, now_ms: int) -> None:
-    """Make sure that what is there of a run of messages is in a window."""
+def bring_in(channel: Channel, first: int, stop: int, now_ms: int) -> None:
+    """Make sure that what is there of a run of messages is in a window, before any of them is changed.
+
+    `InvalidRequest` if too many messages lie before them: nothing has changed then.
+    """
     queue, dispatch = channel.queue, channel.dispatch
     if queue.far:
         queue.bring_near_for(channel, first, stop, now_ms)

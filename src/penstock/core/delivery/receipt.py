@@ -81,14 +81,9 @@ class MessageIds:
 
     def text(self, sequence: int) -> str:
         """The id of the message with this number."""
-        return self._known.get(sequence) or self._make(sequence)
-
-    def texts(self, first: int, count: int) -> list[str]:
-        """The ids of so many messages from a number on."""
-        known, make = self._known.get, self._make
-        return [known(sequence) or make(sequence) for sequence in range(first, first + count)]
-
-    def _make(self, sequence: int) -> str:
+        known = self._known.get(sequence)
+        if known is not None:
+            return known
         if sequence > _SEQUENCES:
             return _earlier_id(*self._earlier, sequence)
         low = ((self._queue | sequence) ^ self._key) * _MIX_1 & _LOW
@@ -102,6 +97,20 @@ class MessageIds:
             self._known.clear()
         self._known[sequence] = text
         return text
+
+    def texts(self, first: int, count: int) -> list[str]:
+        """The ids of so many messages from a number on."""
+        if first + count > _SEQUENCES:
+            return [self.text(sequence) for sequence in range(first, first + count)]
+        found, queue, key, realm, top = [], self._queue, self._key, self._realm, self._top
+        for sequence in range(first, first + count):  # as `text`, which costs a call and more for each
+            low = ((queue | sequence) ^ key) * _MIX_1 & _LOW
+            low = (low ^ (low >> 31)) * _MIX_2 & _LOW
+            low ^= low >> 31
+            mixed = (low ^ realm) * _MIX_2 & _MASK
+            digits = f"{top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}{_VARIANT | low:016x}"
+            found.append(f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-{digits[15:19]}-{digits[19:]}")
+        return found
 
 
 def _scrambled(number: int) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.core.commands import (
     CatalogEvent,
     ChangeQueue,
+    CountQueues,
     CreateChannel,
     CreateQueue,
     DeleteChannel,
@@ -51,6 +52,9 @@ from penstock.core.storage import keys
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
+
+_COUNTED_MAX = 1_000
+"""Queues whose exact counts one command may ask for."""
 
 
 class Catalog:
@@ -298,6 +302,12 @@ class Catalog:
         self.names = sorted(self.broker.queues)
         for queue in self.broker.queues.values():
             self._bury(queue, True)
+
+    def _count_queues(self, command: CountQueues) -> list[Stats]:
+        if not 1 <= command.limit <= _COUNTED_MAX:
+            raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {_COUNTED_MAX}")
+        names = self._list_queues(ListQueues(prefix=command.prefix, after=command.after, limit=command.limit))
+        return [self.broker.queues[name].stats() for name in names if name in self.broker.queues]
 
     def _tally_queues(self, command: TallyQueues) -> list[QueueTally]:
         if command.limit < 1:

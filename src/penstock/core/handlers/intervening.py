@@ -6,7 +6,7 @@ becomes of the messages of one channel is said in `core/delivery/intervention.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.core.commands import Changed, DeleteMessages, Life, LookUp, NameQueue, RescheduleMessages
@@ -68,16 +68,20 @@ class Intervening:
     def _change(
         self,
         sequences: list[int],
-        channels: Iterable[Channel],
+        channels: list[Channel],
         change: Callable[[Channel, int, int, int], list[tuple[int, int]]],
     ) -> Changed:
         _check(sequences, NAMED_MAX)
         wanted = sorted(set(sequences))
-        done: set[int] = set()
+        runs, now_ms = _runs(wanted), self.broker.now_ms
         for channel in channels:
             channel.queue.seal()
-            for first, stop in _runs(wanted):
-                for low, high in change(channel, first, stop, self.broker.now_ms):
+            for first, stop in runs:
+                intervention.bring_in(channel, first, stop, now_ms)  # it may be refused: before anything is changed
+        done: set[int] = set()
+        for channel in channels:
+            for first, stop in runs:
+                for low, high in change(channel, first, stop, now_ms):
                     done.update(range(low, high))
         self.broker.must_commit = True
         return Changed(len(done), [each for each in wanted if each not in done])

@@ -58,7 +58,9 @@ class Reading:
         cut = end if command.bytes_max is None else position.offset_after(queue, command.after, command.bytes_max)
         at_times = [queue.first_from(time_ms) for time_ms in command.times_ms]
         partitions = min(queue.config.partitions, self.broker.meta.shards)
-        return Offsets(queue.name, queue.id, position.first_offset(queue), end, at_times, cut, partitions)
+        first = position.first_offset(queue)
+        after_ms = position.sent_after(queue, command.after)
+        return Offsets(queue.name, queue.id, first, end, at_times, cut, partitions, after_ms)
 
     def _list_chunks(self, command: ListChunks) -> ChunkList:
         queue = self.broker.find_queue(command.queue, command.of_queue)

@@ -141,6 +141,11 @@ def first_offset(queue: Queue) -> int:
     return next((key.base for key in queue.log(0) if key not in queue.quarantined), queue.next_sequence)
 
 
+def sent_after(queue: Queue, offset: int) -> int | None:
+    """When the first message from an offset on was sent; None when there is none."""
+    return next((queue.sent_ms(key) for key in chunks_between(queue, offset, None, 1)), None)
+
+
 def chunks_between(queue: Queue, offset: int, end: int | None, limit: int) -> list[ChunkKey]:
     """The chunks with messages from an offset up to, not including, an end, by base; so many at most."""
     found: list[ChunkKey] = []

@@ -509,7 +509,7 @@ class Queue:
         if key.aged_ms <= self.opened_ms or key.base >= self.opened_to:
             return key.aged_ms
         if sent_ms is None:
-            sent_ms = self._sent_ms(key) if keys.lane_kind(key.lane) == LaneKind.NORMAL else 0
+            sent_ms = self.sent_ms(key) if keys.lane_kind(key.lane) == LaneKind.NORMAL else 0
         return self.opened_ms if sent_ms == key.aged_ms else key.aged_ms
 
     def restart_retention(self, *, opened: bool = False) -> None:
@@ -744,10 +744,11 @@ class Queue:
             if keys.lane_channel(lane) in mine:
                 base = 0 if keys.lane_channel(lane) else start
                 found = self.write_buffer.keys(self.id, lane, base, 1, order)
-                times += [self._sent_ms(key) for key in found if channel is None or not self.is_held(key)]
+                times += [self.sent_ms(key) for key in found if channel is None or not self.is_held(key)]
         return times
 
-    def _sent_ms(self, key: ChunkKey) -> int:
+    def sent_ms(self, key: ChunkKey) -> int:
+        """When the messages of a chunk were sent."""
         if keys.lane_kind(key.lane) == LaneKind.NORMAL and not self.is_fifo:
             return key.aged_ms
         try:
@@ -810,7 +811,7 @@ class Queue:
             return self.shown_to
         assert isinstance(start, int)
         found = [
-            next((key.base for key in self._keys_of(lane, order) if self._sent_ms(key) >= start), self.next_sequence)
+            next((key.base for key in self._keys_of(lane, order) if self.sent_ms(key) >= start), self.next_sequence)
             for lane, order in [(lane, 0) for lane in self.lanes] + self._far_of(0)
         ]
         return min(found, default=self.next_sequence)
@@ -1053,7 +1054,7 @@ class Queue:
     def stats(self) -> Stats:
         """Exact counts."""
         self.seal()
-        firsts = [self._sent_ms(key) for lane in self.lanes for key in self._first_expiring(lane)]
+        firsts = [self.sent_ms(key) for lane in self.lanes for key in self._first_expiring(lane)]
         firsts += self.far_sent_ms(None)
         channels = {name: channel.stats() for name, channel in self.channels.items()}
         firsts += [channel.oldest_ms for channel in channels.values() if channel.oldest_ms is not None]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint, SparkMissing
 from penstock.pipelines.frames import append_delta, append_iceberg
+from penstock.pipelines.locations import local
 from penstock.pipelines.progress import Display
 from penstock.pipelines.ready.landing import JOINED_BYTES, OWN, SMALL_BYTES, SMALL_FILES, Landing, write_json
 from penstock.pipelines.runner import run_stream
@@ -249,7 +250,7 @@ def _join_iceberg(table: Any, files: list[_File]) -> int:
 
 def read_archive(spark: Any, path: str | Path) -> Any:
     """An archive as a frame, whatever its format: queue, date, offset, timestamp, key, value, headers."""
-    place = Path(path).resolve()
+    place = local(path, "an archive").resolve()
     about = place / OWN / "archive.json"
     if not about.exists():
         raise NotFound(f"{place} is no archive: `penstock pipeline run archive` makes one")

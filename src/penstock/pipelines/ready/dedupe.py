@@ -9,6 +9,7 @@ from typing import Any
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
 from penstock.pipelines.errors import reason_of
+from penstock.pipelines.locations import local
 from penstock.pipelines.progress import Display
 from penstock.pipelines.runner import Followed, run_stream
 from penstock.pipelines.where import Where
@@ -45,7 +46,15 @@ def dedupe(
     stream = spark.readStream.format("penstock").options(**where.options(), **options, **limits).load()
     copied = without_duplicates(stream, by, within).select("value", "key", "headers")
     writer = copied.writeStream.format("penstock").options(**where.options(), topic=to)
-    return run_stream(writer, "dedupe", Path(checkpoint).resolve(), once=once, every=every, display=display, stop=stop)
+    return run_stream(
+        writer,
+        "dedupe",
+        local(checkpoint, "this checkpoint").resolve(),
+        once=once,
+        every=every,
+        display=display,
+        stop=stop,
+    )
 
 
 def without_duplicates(frame: Any, by: str, within: str) -> Any:

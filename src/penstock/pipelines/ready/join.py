@@ -9,6 +9,7 @@ from typing import Any
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
 from penstock.pipelines.errors import reason_of
+from penstock.pipelines.locations import local
 from penstock.pipelines.progress import Display
 from penstock.pipelines.runner import Followed, run_stream
 from penstock.pipelines.where import Where
@@ -43,7 +44,7 @@ def join(
         raise InvalidRequest(f"queue {to!r} is joined, and cannot get the result: name another one")
     one, other = (_side(spark, where, queue, on, within, name) for queue, name in ((left, "left"), (right, "right")))
     writer = joined(one, other, seconds).writeStream.format("penstock").options(**where.options(), topic=to)
-    place = Path(checkpoint).resolve()
+    place = local(checkpoint, "this checkpoint").resolve()
     return run_stream(writer, "join", place, once=once, every=every, display=display, stop=stop)
 
 

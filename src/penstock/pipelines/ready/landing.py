@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import AlreadyRunning
+from penstock.pipelines.locations import local
 
 OWN = "_penstock"
 SMALL_BYTES = 32 * 1024 * 1024
@@ -42,7 +43,7 @@ class Landing:
     """One directory of Parquet files, by one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
+        self.path = local(path, "this table").resolve()
         self.own = self.path / OWN
         self._stage = self.own / "stage"
         self._plans = self.own / "plans"

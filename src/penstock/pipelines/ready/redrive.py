@@ -124,6 +124,9 @@ def _send(
                 started.cancel()
         moved += task.moved
         skipped += task.skipped
+        if task.status == "done" and not task.moved:
+            text = f"{queue}: {len(sequences)} were chosen, and none was moved"
+            failed.append(f"{text}: without an origin they need a target (to)" if to is None else text)
         if task.status != "done":
             failed.append(f"{queue}: {task.status}" + (f": {task.error}" if task.error else ""))
         if stop.is_set():

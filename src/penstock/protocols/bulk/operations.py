@@ -56,7 +56,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import AccessDenied, BatchTooLarge, QueueNotFound
+from penstock.core.errors import AccessDenied, BatchTooLarge, InvalidRequest, QueueNotFound
 from penstock.core.handlers.marks import Marks
 from penstock.core.queues.config import BATCH_BYTES_MAX
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
@@ -180,7 +180,7 @@ class Bulk(Resource):
     @operation("POST", "/v1/bulk/offsets", body_bytes_max=JSON_BYTES_MAX)
     async def offsets(self, caller: Caller, body: OffsetsRequest) -> OffsetsReply:
         """Where the messages of some queues stand."""
-        reply = OffsetsReply([], [])
+        reply = OffsetsReply([], [], ENGINES[self.services.settings.server.engine].has_kafka_log)
         for name in body.queues:
             caller.need(name, FindOffsets)
             try:
@@ -213,7 +213,7 @@ class Bulk(Resource):
         await caller.room_for(self.shard, body.queue, body.limit, self.services.settings, command.bytes_max)
         records: Records = await self.shard.call(command)
         runs = [(run.chunk, run.start, run.stop) for run in records.runs]
-        parts = await asyncio.to_thread(_arrow_parts, runs, include_headers=body.headers)
+        parts = await asyncio.to_thread(_arrow_parts, runs, _columns(body))
         return _arrow(parts, ((_NEXT_OFFSET, str(records.next_offset)),))
 
     @operation("POST", "/v1/bulk/chunks", body_bytes_max=JSON_BYTES_MAX)
@@ -271,7 +271,7 @@ class Bulk(Resource):
         delivery: Delivery = await (self.shard.call(command) if name is None else self._takes.receive(name, command))
         runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
         metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
-        return _arrow(_arrow_parts(runs, include_headers=body.headers, metadata=metadata))
+        return _arrow(_arrow_parts(runs, _columns(body), metadata))
 
     async def _messages_max(self, name: str) -> int:
         """How many messages of a queue, of average size, one response may hold."""
@@ -443,14 +443,26 @@ def _need_arrow() -> None:
         raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
 
 
-def _arrow_parts(
-    runs: Iterable[tuple[Chunk, int, int]], *, include_headers: bool, metadata: dict[str, bytes] | None = None
-) -> list[bytes | memoryview]:
+def _columns(body: ReadRequest | TakeRequest) -> tuple[str, ...]:
+    """The columns that are asked for: by name, or all, with headers or without."""
     _need_arrow()
+    from penstock.wire.arrow import BASE_COLUMNS, COLUMNS, WITH_HEADERS
+
+    if body.columns is None:
+        return WITH_HEADERS if body.headers else BASE_COLUMNS
+    unknown = [name for name in body.columns if name not in COLUMNS]
+    if unknown or not body.columns:
+        raise InvalidRequest(f"columns are {', '.join(COLUMNS)}, at least one of them: {', '.join(unknown)!r} is none")
+    return tuple(dict.fromkeys(body.columns))
+
+
+def _arrow_parts(
+    runs: Iterable[tuple[Chunk, int, int]], columns: tuple[str, ...], metadata: dict[str, bytes] | None = None
+) -> list[bytes | memoryview]:
     from penstock.wire.arrow import record_batch, record_schema, stream_parts
 
-    schema = record_schema(include_headers=include_headers).with_metadata(metadata)
-    batches = (record_batch(*run, include_headers=include_headers) for run in runs)
+    schema = record_schema(columns).with_metadata(metadata)
+    batches = (record_batch(*run, columns) for run in runs)
     return stream_parts(schema, batches)
 
 

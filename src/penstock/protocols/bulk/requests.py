@@ -55,6 +55,8 @@ class OffsetsReply(msgspec.Struct):
 
     offsets: list[Offsets]
     missing: list[str]
+    has_kafka_log: bool = True
+    """Whether `chunks` may tell where they are in Kafka."""
 
 
 class ReadRequest(_Request):
@@ -66,6 +68,8 @@ class ReadRequest(_Request):
     limit: Annotated[int, msgspec.Meta(ge=1, le=READ_MAX)] = READ_MAX
     bytes_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
     headers: bool = False
+    columns: tuple[str, ...] | None = None
+    """Which columns of `wire/arrow.py`; None: those that every message has, and the headers if `headers` says so."""
 
 
 class ChunksRequest(_Request):
@@ -141,6 +145,7 @@ class TakeRequest(_Request):
     limit: Annotated[int, msgspec.Meta(ge=1, le=TAKE_MAX)] = 10_000
     lease_ms: Annotated[int, msgspec.Meta(ge=1)] = 3_600_000
     headers: bool = False
+    columns: tuple[str, ...] | None = None
 
 
 class SettleRequest(_Request):

@@ -512,6 +512,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
         self._registration = LookupRegistration(
             Identity(), lambda: stats.read_loads(topics), settings.lookup_heartbeat_s
         )
+        services.extras["lookup"] = self._registration
         topics.listeners.append(self._heard)
         self._api = NsqHttp(services, topics, self._registration)
         return self._api.handle

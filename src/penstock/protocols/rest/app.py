@@ -25,10 +25,11 @@ from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller, rates_of
 from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.intervening import SingleMessages
+from penstock.protocols.rest.lookup import Lookups
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews, history_of
-from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
+from penstock.protocols.rest.pages import DOCS_POLICY, docs_page
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
@@ -215,6 +216,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         VirtualQueues(services, messages),
         Server(services, version),
         Overviews(services, version),
+        Lookups(services),
     ]
 
 
@@ -312,7 +314,7 @@ class RestApp:
 
     async def page(self, exchange: Exchange) -> Answer:
         """What the API can do, for people."""
-        return _html(DOCS_PAGE, DOCS_POLICY)
+        return _html(docs_page(has_console=self._services.settings.rest.console), DOCS_POLICY)
 
     async def console(self, file: ConsoleFile, exchange: Exchange) -> Answer:
         """A file of the console. One that has its content's hash in its name may be kept for ever."""

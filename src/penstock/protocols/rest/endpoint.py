@@ -402,7 +402,8 @@ _CONTENTS = frozenset({"body", "attributes", "messages", "encoding"})
 
 def scope_of(arguments: dict[str, Any], result: Any) -> dict[str, Any]:
     """What a change was about, and how much it changed: what was asked for, and the numbers of the answer."""
-    scope = {name: value for name, value in arguments.items() if name not in _KEPT_APART and isinstance(value, str)}
+    scope: dict[str, Any] = {}
+    scope |= {name: value for name, value in arguments.items() if name not in _KEPT_APART and isinstance(value, str)}
     body = arguments.get("body")
     if isinstance(body, list):
         scope["count"] = len(body)

@@ -14,21 +14,42 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem }
-body { color: #1c2733; background: #fff }
-h1 { margin-bottom: 0 } h2 { margin-top: 2rem; text-transform: capitalize; border-bottom: 2px solid #d5dee6 }
-details { border: 1px solid #d5dee6; border-radius: 6px; margin: .4rem 0; padding: .3rem .8rem }
-summary { cursor: pointer } summary code { font-size: 1rem }
-.method { display: inline-block; width: 5rem; font-weight: 700; color: #0b5c8a }
-code, td { overflow-wrap: anywhere }
+:root { --ground: #f5f7f9; --sheet: #fff; --ink: #17212b; --dim: #51606f; --rule: #dde4ea; --soft: #eef2f6 }
+:root { --link: #0b5c8a; --good: #1b6b3a; --warn: #7a4b00; --bad: #b3261e; color-scheme: light dark }
+* { box-sizing: border-box }
+body { font: 15px/1.5 -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif }
+body { color: var(--ink); background: var(--ground); margin: 0 auto; max-width: 72rem; padding: 1rem 1.2rem 4rem }
+a { color: var(--link); text-underline-offset: 2px }
+h1 { margin: 0; font-size: 1.4rem } h2 { margin: 2rem 0 .5rem; font-size: 1.05rem }
+h2::first-letter { text-transform: capitalize }
+h3 { margin: .9rem 0 .2rem; font-size: .9rem; color: var(--dim) }
+.top { display: flex; align-items: center; gap: .8rem; flex-wrap: wrap; margin-bottom: .6rem }
+.top svg { width: 26px; height: 26px; background: #0b5c8a; border-radius: 7px; fill: none; stroke: #fff }
+.top svg { stroke-width: 4; stroke-linecap: round; display: block }
+details { background: var(--sheet); border: 1px solid var(--rule); border-radius: 9px }
+details { margin: .4rem 0; padding: .45rem .9rem }
+summary { cursor: pointer; overflow-wrap: anywhere } summary code { font-size: .95rem }
+.method { display: inline-block; width: 4.6rem; font-weight: 700; color: var(--link); font-size: .85rem }
+.POST { color: var(--good) } .PATCH, .PUT { color: var(--warn) } .DELETE { color: var(--bad) }
+code, pre, textarea, .mono { font-family: ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace }
+code, td { overflow-wrap: anywhere } code { font-size: .9em }
 table { border-collapse: collapse } td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top }
-pre { background: #f3f6f9; padding: .6rem; overflow: auto; border-radius: 6px; max-height: 24rem }
-textarea, input { font: 14px/1.4 ui-monospace, monospace; width: 100%; box-sizing: border-box }
-button { margin: .5rem 0; padding: .3rem 1rem } .dim { color: #5b6b79 }
+pre { background: var(--soft); padding: .7rem; overflow: auto; border-radius: 7px; max-height: 24rem }
+pre { font-size: 13px; margin: .4rem 0; white-space: pre-wrap; overflow-wrap: anywhere }
+textarea, input, button { font: inherit; color: inherit; border: 1px solid var(--dim); border-radius: 7px }
+textarea, input { background: var(--sheet) }
+textarea, input { padding: .35rem .6rem; width: 100% } textarea { margin-top: .4rem; resize: vertical }
+textarea, .mono { font: 13px/1.5 ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace }
+.top input { width: 15rem } .try { margin-top: .6rem }
+button { margin: .5rem 0; padding: .3rem 1.1rem; cursor: pointer; background: var(--link); color: #fff }
+button { border-color: transparent; font-weight: 600 } .dim { color: var(--dim) }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
 @media (prefers-color-scheme: dark) {
-  body { background: #12181e; color: #dde5ec } pre { background: #1c252e } .method { color: #6cbbe6 }
+  :root { --ground: #0e1318; --sheet: #151c23; --ink: #e3eaf0; --dim: #9dadbc; --rule: #27323c; --soft: #1c252e }
+  :root { --link: #7cc4ee; --good: #7fd6a1; --warn: #ffcf7d; --bad: #ff8a80 } button { color: #04121b }
 }
 """
+"""The console's colours and shapes: see `console/src/style.css`."""
 
 _SCRIPT = """
 "use strict";
@@ -41,6 +62,48 @@ const make = (name, text, parent) => {
 };
 const resolve = (schema, api) => schema && schema.$ref
   ? api.components.schemas[schema.$ref.split("/").pop()] : schema;
+// What examples are about. What an answer gives (a session, a receipt, a message's id) goes into the next examples.
+const known = { queue: "orders", channel: "main", consumer: "indexer", session: "1", task: "1" };
+Object.assign(known, { message: "0", receipt: "", node: "", shard: 0 });
+const learn = (found) => {
+  if (Array.isArray(found)) { found.slice(-1).forEach(learn); return; }
+  if (found === null || typeof found !== "object") return;
+  for (const [name, value] of Object.entries(found)) {
+    if (typeof value === "object") learn(value);
+    else if (name === "id") known.message = value;
+    else if (name === "session" && "held" in found) continue; // Somebody else's, as the list of sessions has it.
+    else if (["session", "task", "receipt"].includes(name) && value) known[name] = String(value);
+  }
+};
+const bodies = {
+  create_queue: () => ({ name: known.queue, settings: { lease: 30 } }),
+  change_queue: () => ({ lease: 45 }),
+  send_messages: () => [{ body: "tea", attributes: { table: 7 } }, { body: "cake" }],
+  create_channel: () => ({ name: "audit", start: "head" }),
+  receive_messages: () => ({ max: 1 }),
+  receive_from_channel: () => ({ max: 1 }),
+  ack_messages: () => ({ receipt: known.receipt }),
+  ack_in_channel: () => ({ receipt: known.receipt }),
+  release_messages: () => ({ receipt: known.receipt, error: "timeout after 3 s", delay: 0 }),
+  release_in_channel: () => ({ receipt: known.receipt, error: "timeout after 3 s", delay: 0 }),
+  extend_leases: () => ({ receipt: known.receipt, lease: 60 }),
+  extend_in_channel: () => ({ receipt: known.receipt, lease: 60 }),
+  delete_messages: () => ({ ids: [known.message] }),
+  release_named_messages: () => ({ ids: [known.message] }),
+  reschedule_messages: () => ({ ids: [known.message], delay: 60 }),
+  start_redrive: () => ({ queue: known.queue, target: "elsewhere", contains: "tea", rate: 100 }),
+  commit_work: () => ({ sends: [{ queue: known.queue, body: "done" }] }),
+  open_session: () => ({ name: "docs", ttl: 30 }),
+  move_consumer: () => ({ offset: 1, allow_rewind: true }),
+  publish: () => ({ queue: known.queue, messages: [{ body: "tea" }] }),
+  get_records: () => ({ queue: known.queue, offset: 0 }),
+  consumer_ack: () => ({ queue: known.queue, consumer: known.consumer, offset: 1, allow_rewind: true }),
+  delete_virtual_consumer: () => ({ queue: known.queue, consumer: known.consumer }),
+  delete_virtual_queue: () => ({ queue: known.queue }),
+  move_shard: () => ({ shard: known.shard, node: known.node }),
+  drain_node: () => ({ node: known.node, draining: true }),
+};
+const filled = (path) => path.replace(/\\{(\\w+)\\}/g, (_, name) => encodeURIComponent(known[name] ?? name));
 const example = (schema, api, depth = 0) => {
   const full = resolve(schema, api) || {};
   if (full.default !== undefined) return full.default;
@@ -77,25 +140,48 @@ const fields = (schema, api, parent, shown = new Set()) => {
     prose(field.description || "", about);
   }
 };
-const tryIt = (method, path, operation, api, parent) => {
+const tryIt = (method, path, operation, api, details) => {
+  const parent = make("div", undefined, details);
+  parent.className = "try";
   const address = make("input", undefined, parent);
-  address.value = path;
   address.setAttribute("aria-label", "path");
+  address.className = "mono";
   const content = operation.requestBody && operation.requestBody.content["application/json"];
-  const body = content ? make("textarea", JSON.stringify(example(content.schema, api), null, 2), parent) : null;
-  if (body) { body.rows = 6; body.setAttribute("aria-label", "body"); }
-  const button = make("button", "Send", parent), answer = make("pre", "", parent);
-  answer.hidden = true;
+  const body = content ? make("textarea", "", parent) : null;
+  if (body) body.setAttribute("aria-label", "body");
+  const fill = () => {
+    address.value = filled(path);
+    if (!body) return;
+    const made = bodies[operation.operationId] || (() => example(content.schema, api));
+    body.value = JSON.stringify(made(), null, 2);
+    body.rows = Math.min(14, body.value.split("\\n").length + 1);
+  };
+  fill();
+  details.addEventListener("toggle", () => { if (details.open && !details.dataset.sent) fill(); });
+  const button = make("button", "Send", parent), answer = make("pre", "", parent), same = make("pre", "", parent);
+  button.type = "button";
+  answer.hidden = same.hidden = true;
+  answer.tabIndex = same.tabIndex = 0;
+  answer.setAttribute("aria-label", "answer");
+  same.setAttribute("aria-label", "the same with curl");
   button.addEventListener("click", async () => {
     const headers = {}, token = document.getElementById("token").value;
     if (token) headers.Authorization = "Bearer " + token;
     if (body) headers["Content-Type"] = "application/json";
-    answer.hidden = false;
+    answer.hidden = same.hidden = false;
+    details.dataset.sent = "yes";
+    const quote = (text) => "'" + text.replaceAll("'", "'\\\\''") + "'";
+    same.textContent = "curl -X " + method + " " + quote(location.origin + address.value)
+      + (token ? " -H 'Authorization: Bearer '$PENSTOCK_TOKEN" : "") + (body ? " --json " + quote(body.value) : "");
     try {
       const response = await fetch(address.value, { method, headers, body: body ? body.value : undefined });
       const text = await response.text();
       let shown = text;
-      try { shown = JSON.stringify(JSON.parse(text), null, 2); } catch { }
+      try {
+        const found = JSON.parse(text);
+        if (response.ok) learn(found);
+        shown = JSON.stringify(found, null, 2);
+      } catch { }
       answer.textContent = response.status + " " + response.statusText + "\\n" + shown;
     } catch (error) { answer.textContent = String(error); }
   });
@@ -110,31 +196,49 @@ const show = (api) => {
         if (operation.tags[0] !== tag.name) continue;
         const details = make("details", undefined, at), line = make("summary", undefined, details);
         details.id = operation.operationId;
-        make("span", method.toUpperCase(), line).className = "method";
+        make("span", method.toUpperCase(), line).className = "method " + method.toUpperCase();
         make("code", path, line);
         make("span", " " + operation.summary, line).className = "dim";
         if (operation.description) prose(operation.description, make("p", undefined, details));
         for (const parameter of operation.parameters.filter((each) => each.in === "query"))
           make("div", "?" + parameter.name + "= " + describe(parameter.schema), details).className = "dim";
         const content = operation.requestBody && operation.requestBody.content["application/json"];
-        if (content) { make("h4", "Body", details); fields(content.schema, api, details); }
+        if (content) { make("h3", "Body", details); fields(content.schema, api, details); }
         const success = Object.values(operation.responses)[0].content;
-        if (success) { make("h4", "Answer", details); fields(success["application/json"].schema, api, details); }
+        if (success) { make("h3", "Answer", details); fields(success["application/json"].schema, api, details); }
         tryIt(method.toUpperCase(), path, operation, api, details);
       }
   }
 };
+document.getElementById("filter").addEventListener("input", (event) => {
+  const wanted = event.target.value.toLowerCase();
+  for (const each of at.querySelectorAll("details"))
+    each.hidden = !each.querySelector("summary").textContent.toLowerCase().includes(wanted);
+});
 fetch("openapi.json").then((response) => response.json()).then(show)
   .catch((error) => make("p", "The document cannot be loaded: " + error, at));
 """
 
-DOCS_PAGE = f"""<!doctype html>
+_MARK = '<svg viewBox="0 0 32 32" aria-hidden="true"><path d="M8 7v18M8 10h9a6 6 0 0 1 0 12H8"/></svg>'
+
+
+def docs_page(*, has_console: bool) -> bytes:
+    """The page of the API, with a way back to the console where there is one.
+
+    >>> b'href="/"' in docs_page(has_console=True), b'href="/"' in docs_page(has_console=False)
+    (True, False)
+    """
+    back = f'<a href="/" aria-label="The console">{_MARK}</a>' if has_console else _MARK
+    return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Penstock REST API</title><style>{STYLE}</style></head>
-<body><h1>Penstock REST API <small id="version" class="dim"></small></h1><p id="about"></p>
-<p><a href="openapi.json">openapi.json</a></p>
-<label>Token, if the server needs one: <input id="token" type="password" autocomplete="off"></label>
-<main id="operations"></main><script>{_SCRIPT}</script></body></html>
+<body><header class="top">{back}<h1>Penstock REST API <small id="version" class="dim"></small></h1>
+<input id="filter" type="search" placeholder="Filter" aria-label="Filter operations">
+<input id="token" type="password" autocomplete="off" placeholder="Token, if one is needed" aria-label="Token">
+<a href="openapi.json">openapi.json</a></header>
+<main><p id="about"></p><p class="dim">Examples are filled in. What an answer gives, such as a receipt or a session,
+goes into the examples that you open next.</p><div id="operations"></div></main>
+<script>{_SCRIPT}</script></body></html>
 """.encode()
 
 

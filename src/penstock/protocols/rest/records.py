@@ -174,14 +174,15 @@ def _arrow_parts(records: CoreRecords, metadata: Headers, *, include_headers: bo
     """The stream's bytes, run by run: never more than one run is copied at a time."""
     import pyarrow as pa
 
-    from penstock.wire.arrow import record_batch, record_schema
+    from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS, record_batch, record_schema
 
-    schema = record_schema(include_headers=include_headers).with_metadata(dict(metadata))
+    columns = WITH_HEADERS if include_headers else BASE_COLUMNS
+    schema = record_schema(columns).with_metadata(dict(metadata))
     sink = _Sink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         yield sink.take()
         for run in records.runs:
-            batch = record_batch(run.chunk, run.start, run.stop, include_headers=include_headers)
+            batch = record_batch(run.chunk, run.start, run.stop, columns)
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
             yield sink.take()
     yield sink.take()

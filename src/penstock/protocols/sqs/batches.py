@@ -67,7 +67,7 @@ class BatchActions(MessageActions):
         queue = self.queue(context, request.queue_url, Send, may_create=True)
         entries = request.entries or []
         entry_ids = self._check("SendMessageBatchRequestEntry", entries)
-        bodies = self._bare_bodies(entries, queue)
+        bodies = None if context.trace_header else self._bare_bodies(entries, queue)
         if bodies is not None:
             sender = self.sender_attributes(context.principal) if context.principal.access_key else None
             attributes: list[bytes | None] | None = None if sender is None else [sender] * len(bodies)

@@ -98,6 +98,7 @@ class RequestContext:
         "principal",
         "queue",
         "scope",
+        "trace_header",
     )
 
     def __init__(
@@ -117,6 +118,8 @@ class RequestContext:
         """The account and the region of the caller."""
         self.path_url = None if path == "/" else path
         """The request's own path, if that is the address of a queue."""
+        self.trace_header = exchange.request.headers.get("x-amzn-trace-id")
+        """What X-Ray follows a request by; messages that it sends carry it on."""
         self.queue = ""
         """The queue that the request is about, once it is known."""
         self._exchange = exchange

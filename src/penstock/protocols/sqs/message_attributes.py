@@ -129,10 +129,7 @@ def _check_value(name: str, value: AttributeValue) -> None:
     if value.binary_value is not None or not value.string_value:
         raise _empty(name, kind)
     if not_allowed_in(value.string_value) is not None:
-        raise SqsError(
-            INVALID_MESSAGE_CONTENTS,
-            f"Invalid binary character was found in the value of message attribute '{name}', {ALLOWED}",
-        )
+        raise _invalid(f"Invalid binary character was found in the value of message attribute '{name}', {ALLOWED}")
     if kind == "Number" and not _is_number(value.string_value):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
 

@@ -171,7 +171,7 @@ class MessageActions(Unpacking):
         own, system, delay_s = entry.message_attributes, entry.message_system_attributes, entry.delay_seconds
         group, dedup_id = entry.message_group_id, entry.message_deduplication_id
         md5_of_own = md5_of_system = None
-        if own or system:
+        if own or system or context.trace_header:
             attributes, added, md5_of_own, md5_of_system = self._attributes(context, entry)
             size += added
         else:
@@ -204,6 +204,8 @@ class MessageActions(Unpacking):
             message_attributes.check_system(system)
             md5_of_system = message_attributes.checksum(system)
         stored = message_attributes.to_stored(own, system)
+        if context.trace_header and not system and not message_attributes.not_allowed_in(context.trace_header):
+            stored[message_attributes.STORED_TRACE_HEADER] = context.trace_header
         if context.principal.access_key:
             stored[message_attributes.STORED_SENDER] = context.principal.name
         return encode_attributes(stored), size, md5_of_own, md5_of_system

@@ -8,6 +8,7 @@ import binascii
 import msgspec
 
 from penstock.core.commands import CancelRedrive, ListQueues, ListRedrives, RedriveTask, StartRedrive
+from penstock.core.delivery.receipt import message_id, sequence_in
 from penstock.core.errors import TaskNotFound
 from penstock.protocols.sqs.context import RequestContext, ask
 from penstock.protocols.sqs.errors import (
@@ -31,6 +32,8 @@ from penstock.protocols.sqs.shapes import (
     StartMessageMoveTaskResult,
 )
 
+_TASKS = 0xFE << 56
+"""Stands for the queue where the id of a task is made: no queue has this number."""
 _STATUS = {"running": "RUNNING", "done": "COMPLETED", "cancelled": "CANCELLED", "failed": "FAILED"}
 
 
@@ -78,7 +81,8 @@ class MoveActions(QueueActions):
         """Stop to move messages; what was moved stays where it is."""
         if not request.task_handle:
             raise missing("TaskHandle")
-        handle, number = _open_handle(request.task_handle)
+        handle = _open_handle(request.task_handle)
+        number = self._number(handle.taskId)
         source = await self._queue_of(context, handle.sourceArn, "SourceArn")
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         task = next((task for task in tasks if task.task == number), None)
@@ -117,6 +121,13 @@ class MoveActions(QueueActions):
             )
         return name
 
+    def _number(self, task_id: str) -> int:
+        """The number of a task; -1 if there can be none. Earlier handles have it as it is."""
+        if task_id.isascii() and task_id.isdigit() and len(task_id) < 19:
+            return int(task_id)
+        number = sequence_in(task_id, self.shard.identity.meta.realm, _TASKS)
+        return -1 if number is None else number
+
     def _described(self, task: RedriveTask) -> MoveTask:
         return MoveTask(
             status=_STATUS[task.status],
@@ -131,14 +142,13 @@ class MoveActions(QueueActions):
         )
 
     def _handle(self, task: RedriveTask) -> str:
-        handle = MoveHandle(str(task.task), self.arns.of(task.queue))
+        task_id = message_id(self.shard.identity.meta.realm, _TASKS, task.task)
+        handle = MoveHandle(task_id, self.arns.of(task.queue))
         return base64.b64encode(msgspec.json.encode(handle)).decode()
 
 
-def _open_handle(text: str) -> tuple[MoveHandle, int]:
+def _open_handle(text: str) -> MoveHandle:
     try:
-        handle = msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=MoveHandle)
+        return msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=MoveHandle)
     except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
         raise SqsError(INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.") from None
-    is_number = handle.taskId.isascii() and handle.taskId.isdigit() and len(handle.taskId) < 19
-    return handle, int(handle.taskId) if is_number else -1

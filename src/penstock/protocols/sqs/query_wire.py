@@ -190,6 +190,10 @@ def _integer(name: str, text: str) -> int:
         raise _malformed(f"The value of {name} is not an integer.") from None
 
 
+_OPENED = 2
+"""Pieces of an answer in whose result is nothing yet."""
+
+
 # -- out ---------------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +207,10 @@ def encode(action: str, result: Shape | None, request_id: str) -> bytes:
     if result is not None:
         pieces.append(f"<{action}Result>")
         _write(pieces, action, result)
-        pieces.append(f"</{action}Result>")
+        if len(pieces) == _OPENED:
+            pieces[-1] = f"<{action}Result/>"
+        else:
+            pieces.append(f"</{action}Result>")
     pieces.append(f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{action}Response>")
     return "".join(pieces).encode()
 

@@ -33,6 +33,7 @@ from penstock.core.commands import (
     CancelWait,
     Command,
     CommitWork,
+    CountQueues,
     Delivery,
     DescribeQueue,
     EndSession,
@@ -582,6 +583,30 @@ class Dispatcher:
         request.call = self._shard.submit(page, page_came)
         self._open[number] = request
 
+    def _count_queues(self, number: int, command: CountQueues) -> None:
+        if self._principal is ANYBODY:
+            self._submit(number, command)
+        else:
+            self._count_more(number, command, command.after)
+
+    def _count_more(self, number: int, command: CountQueues, after: str) -> None:
+        """Count page by page, until there is a queue that the caller may read."""
+        request = Open(number, command)
+
+        def page_came(call: Call) -> None:
+            page = call.reply or []
+            found = [each for each in page if self._principal.may(each.name, QueueStats)]
+            if call.error is None and page and not found and not self._closed:
+                self._open.pop(number, None)
+                self._count_more(number, command, page[-1].name)
+                return
+            call.reply = found
+            self._settled(request, call)
+
+        page = CountQueues(prefix=command.prefix, after=after, limit=command.limit)
+        request.call = self._shard.submit(page, page_came)
+        self._open[number] = request
+
     # -- answers --
 
     def take_frame(self) -> bytes:
@@ -679,6 +704,7 @@ _OWN: dict[type[Command], Callable[[Dispatcher, int, Any], None]] = {
     AddPushCredit: Dispatcher._add_credit,
     StopPush: Dispatcher._stop_push,
     ListQueues: Dispatcher._list_queues,
+    CountQueues: Dispatcher._count_queues,
     CancelRedrive: Dispatcher._cancel_redrive,
     Hello: Dispatcher._hello_again,
     Route: Dispatcher._set_route,

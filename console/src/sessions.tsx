@@ -1,0 +1,122 @@
+import { useState } from "preact/hooks";
+import { ask, may, type Operations } from "./api";
+import { Ask, Button, Trouble, usePolled } from "./parts";
+import { duration, number } from "./text";
+
+type Found = Operations["GET /v1/sessions"]["answer"];
+type One = Found["sessions"][number];
+const AGAIN_MS = 3000;
+
+/** Who holds messages of a queue, and since when. */
+export function QueueSessions({ queue }: { queue: string }) {
+  const found = usePolled(() => ask("GET /v1/queues/{queue}/sessions", { queue }), AGAIN_MS, [queue]);
+  return (
+    <section>
+      <header class="bar">
+        <h2>Sessions</h2>
+        <small>who holds messages of this queue, and since when</small>
+      </header>
+      <Trouble error={found.error} />
+      {found.value && <Sessions found={found.value} again={found.again} />}
+    </section>
+  );
+}
+
+export function AllSessions() {
+  const found = usePolled(() => ask("GET /v1/sessions"), AGAIN_MS, []);
+  return (
+    <main>
+      <h1>Sessions</h1>
+      <p class="note">A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds.</p>
+      <Trouble error={found.error} />
+      <section>{found.value && <Sessions found={found.value} again={found.again} />}</section>
+    </main>
+  );
+}
+
+function Sessions({ found, again }: { found: Found; again: () => Promise<void> }) {
+  const [ending, setEnding] = useState<One>();
+  const now = Date.now() / 1000;
+  const { sessions, without_session: unnamed } = found;
+  if (!sessions.length && !unnamed.length) return <p class="empty">Nobody is connected, and nobody holds a message.</p>;
+  const ago = (since: number | null) => (since === null ? "–" : duration(now - since));
+  const mayEnd = (session: One) =>
+    (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : may("admin"));
+  return (
+    <>
+      <div class="wide">
+        <table class="sessions">
+          <thead>
+            <tr>
+              <th>session</th>
+              <th>kind</th>
+              <th class="number">seen</th>
+              <th class="number">holds</th>
+              <th>of</th>
+              <th class="number">since</th>
+              <th class="number">until</th>
+              <th>
+                <span class="hidden">actions</span>
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {sessions.map((each) => (
+              <tr key={each.session}>
+                <td class="name">{each.name || each.session}</td>
+                <td>
+                  {each.is_connection ? "connection" : each.ttl === null ? "session" : `heartbeat within ${duration(each.ttl)}`}
+                  {each.node && <small> on {each.node}</small>}
+                </td>
+                <td class="number">{duration(now - each.seen_at)} ago</td>
+                <td class="number">{number(each.held)}</td>
+                <td>
+                  {each.leases.map((lease) => (
+                    <div key={`${lease.queue} ${lease.channel}`} class="mono">
+                      {lease.queue}/{lease.channel}: {number(lease.count)}
+                    </div>
+                  ))}
+                </td>
+                <td class="number">{each.leases.map((lease, index) => <div key={index}>{ago(lease.since)}</div>)}</td>
+                <td class="number">{each.leases.map((lease, index) => <div key={index}>{lease.until === null ? "–" : `in ${duration(lease.until - now)}`}</div>)}</td>
+                <td class="actions">
+                  {mayEnd(each) && (
+                    <Button class="quiet" onClick={() => setEnding(each)}>
+                      End…
+                    </Button>
+                  )}
+                </td>
+              </tr>
+            ))}
+            {unnamed.map((lease) => (
+              <tr key={`${lease.queue} ${lease.channel}`}>
+                <td class="name dim">no session</td>
+                <td class="dim">SQS or REST, by receipt</td>
+                <td class="number">–</td>
+                <td class="number">{number(lease.count)}</td>
+                <td class="mono">
+                  {lease.queue}/{lease.channel}
+                </td>
+                <td class="number">{ago(lease.since)}</td>
+                <td class="number">{lease.until === null ? "–" : `in ${duration(lease.until - now)}`}</td>
+                <td />
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {ending && (
+        <Ask
+          title={`End the session ${ending.name || ending.session}`}
+          says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. What it has done and not acknowledged is done again.`}
+          button="End the session"
+          destroys
+          cli={["curl", "-X", "DELETE", `${location.origin}/v1/sessions/${ending.session}`]}
+          act={() => ask("DELETE /v1/sessions/{session}", { session: ending.session })}
+          done="The session has ended."
+          close={() => (setEnding(undefined), void again())}
+        />
+      )}
+    </>
+  );
+}
