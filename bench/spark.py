@@ -152,34 +152,6 @@ class Bench:
             "sink": lambda: self.write_stream(self.to_penstock),
         }
 
-    # -- what a filter saves --
-
-    def cpu_s(self) -> float:
-        """CPU seconds of everything so far: the JVM, its Python processes, the server."""
-        fields = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
-        family = {os.getpid()}
-        for _ in range(10):  # generations
-            family |= {pid for pid, each in fields.items() if int(each[1]) in family}
-        ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family if pid in fields)
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def filter_cpu(self, *, url: bool) -> tuple[float, float]:
-        """CPU seconds of a query for the last ten messages, and of one for all; each the least of three."""
-        frame = self.penstock(url=url)
-        queries = [frame.where(f"offset >= {self.count - 10}"), frame]
-        least = []
-        for query in queries:
-            spent = []
-            for _ in range(3):
-                before_s = self.cpu_s()
-                query.write.format("noop").mode("overwrite").save()
-                spent.append(self.cpu_s() - before_s)
-            least.append(min(spent))
-        return least[0], least[1]
-
     # -- latency --
 
     def latency_s(self, source: Any, send: Callable[[int], None]) -> float:
@@ -282,7 +254,6 @@ def _session(directory: Path) -> Any:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.streaming.pollingDelay": "10ms",
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -338,7 +309,6 @@ def main() -> None:
         for contenders in (bench.readers(), bench.streams(), bench.sinks()):
             rates |= in_turns(contenders, bench.turns, warm_up=not scale.quick)
         rates |= {name: found[-bench.turns :] for name, found in bench.trigger_rates.items()}
-        filtered = {name: bench.filter_cpu(url=name == "server") for name in ("server", "directory")}
         files_s, penstock_s = bench.files_latency_s(), bench.penstock_latency_s()
     rows = []
     measured: tuple[tuple[str, str, str, float | None], ...] = (
@@ -356,10 +326,6 @@ def main() -> None:
         ["seconds from send to sink", plain(penstock_s), plain(files_s), plain(penstock_s / files_s)],
     ]
     latency[0].append(at_most(1.5, penstock_s / files_s))
-    saved = [
-        [f"from a {name}", plain(few_s), plain(all_s), plain(few_s / all_s), at_most(0.05, few_s / all_s)]
-        for name, (few_s, all_s) in filtered.items()
-    ]
     report(
         "spark. Queues to Spark and back, against Spark's own Parquet",
         f"{plain(bench.count)} messages of {BODY_BYTES} random hexadecimal digits, {PARTITIONS} partitions on "
@@ -367,7 +333,6 @@ def main() -> None:
         "`processingTime` of 0 s; its rival is a stream of JSON files.",
         table(["what", "Penstock", "Parquet", "ratio", "target"], rows),
         table(["what", "Penstock", "files", "ratio", "target"], latency),
-        table(["CPU seconds of the last ten messages", "filtered", "all", "ratio", "target with 5 M messages"], saved),
     )
 
 

@@ -1,7 +1,7 @@
 """Write the types of the REST API for the console: `python -m tools.generate_console_types`, with `.venv`'s python.
 
 Every shape of the OpenAPI document becomes an interface, and every operation a row of `Operations`: what its path and
-query take, what its body is, and what it answers. So the page does not compile when it asks for what the server has not.
+query take, what its body is, and what it answers. The page does not compile when it asks for what the server lacks.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_a_redrive_takes_only_what_it_is_told(ps: Any) -> None:
 
 def test_a_redrive_of_an_unknown_id_is_refused(ps: Any) -> None:
     bury(ps, b"x")
-    with pytest.raises(penstock.InvalidRequest, match="no message"):
+    with pytest.raises(penstock.MessageNotFound, match="no message"):
         ps.redrive("orders.dead", ids=["00000000-0000-0000-0000-000000000000"])
 
 

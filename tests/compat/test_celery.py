@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Exchange
+from kombu.entity import Exchange
 
 from tests.compat import celery_app
 from tests.compat.server import ROOT, Server, until

@@ -263,7 +263,7 @@ def test_a_batch_gives_half_of_its_places_to_fifo_groups_that_did_not_fail() -> 
     driver.extend(driver.receive(10), 0)
     for group in "abc":
         driver.send_fifo(group, *[f"{group}{number}".encode() for number in range(2)])
-    assert bodies_of(driver.receive(8)) == [b"bad0", b"bad1", b"bad2", b"bad3", b"a0", b"a1", b"b0", b"b1"]
+    assert bodies_of(driver.receive(8)) == [b"a0", b"a1", b"b0", b"b1", b"bad0", b"bad1", b"bad2", b"bad3"]
 
 
 def test_a_batch_of_a_fifo_queue_is_full_although_the_group_that_failed_has_most() -> None:

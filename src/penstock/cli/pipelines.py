@@ -171,7 +171,7 @@ def sql(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Ask queues in SQL. Takes no messages. Starts Spark for it, which takes some ten seconds."""
+    """Query queues in SQL. Takes no messages. Starts Spark for it, which takes some ten seconds."""
     from penstock.pipelines.sql import frame_of, rows_of
 
     if as_json and as_csv:

@@ -581,8 +581,6 @@ class Settled(msgspec.Struct):
 class _FirstAck(Command):
     """`Ack` as it was first. What comes later comes last, and builds before pass over it while it says nothing."""
 
-    traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
-
     queue: str
     spans: list[Span] = []
     channel: str = MAIN
@@ -594,6 +592,8 @@ class _FirstAck(Command):
 
 class Ack(_FirstAck, kw_only=True):
     """The work is done. Replies with `Settled`."""
+
+    traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
 
     in_time: bool = False
     """Only while the lease lasts. Without it, an ack that comes late counts if nobody else has got the message."""
@@ -674,6 +674,17 @@ class GiveBack(Command):
 class _FirstExtend(Command):
     """`Extend` as it was first."""
 
+    queue: str
+    spans: list[Span]
+    lease_ms: int
+    channel: str = MAIN
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
+
+
+class Extend(_FirstExtend, kw_only=True):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
     traits = Traits(
         reply=Settled,
         queue="queue",
@@ -684,25 +695,14 @@ class _FirstExtend(Command):
         turn=Turn.SETTLE,
     )
 
-    queue: str
-    spans: list[Span]
-    lease_ms: int
-    channel: str = MAIN
-    receipts: list[str] = []
-    """Messages named by their receipts, besides those in `spans`."""
+    late: bool = False
+    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
+    somebody else has by now stays with him for so long."""
 
     @property
     def repeat(self) -> Repeat:
         """What was given back cannot be given back again."""
         return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
-
-
-class Extend(_FirstExtend, kw_only=True):
-    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
-
-    late: bool = False
-    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
-    somebody else has by now stays with him for so long."""
 
 
 class AlreadyDone(msgspec.Struct, tag=True):

@@ -203,7 +203,7 @@ class SnsSettings(_Section, frozen=True):
     sign: Annotated[
         Literal["all", "http"],
         Setting(
-            "Which envelopes are signed: all, as on AWS, or those to HTTP(S) endpoints. A signature takes about a "
+            "Which envelopes are signed: all, as on AWS, or those to HTTP(S) endpoints. A signature takes half a "
             "millisecond for each message, however many are subscribed. It needs `pip install penstock[sns]`."
         ),
     ] = "all"

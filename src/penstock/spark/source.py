@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -35,7 +35,6 @@ from pyspark.sql.types import StructType
 from penstock.core.commands import MAIN, Offsets
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed, plain_errors
-from penstock.spark.filters import Pushed
 from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
 from penstock.spark.options import DEFAULT_BYTES_PER_TRIGGER, EARLIEST, LATEST, SourceOptions, Start
 from penstock.spark.place import Part, Place, Range, open_place
@@ -199,9 +198,7 @@ class RangePartition(InputPartition):
         super().__init__(wanted)
 
 
-def read_range(
-    options: SourceOptions, columns: tuple[str, ...], partition: InputPartition, pushed: Pushed | None = None
-) -> Iterator[Any]:
+def read_range(options: SourceOptions, columns: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
     """The messages of a range. Runs in the executors."""
     wanted = partition.value
     if wanted is None:  # Spark's word for no partitions at all
@@ -209,7 +206,7 @@ def read_range(
 
     check = LossCheck(wanted) if options.fail_on_data_loss else None
     place = open_place(options.where)
-    needed = wire_columns(columns if pushed is None else columns + pushed.columns)
+    needed = wire_columns(columns)
 
     def found() -> Iterator[Any]:
         for batch in place.batches(wanted, needed):
@@ -217,9 +214,7 @@ def read_range(
                 continue
             if check is not None:
                 check.saw(batch["offset"][0].as_py(), batch["offset"][-1].as_py(), batch.num_rows)
-            kept = batch if pushed is None else pushed.rows(batch)
-            if kept.num_rows:
-                yield kafka_columns(wanted.queue, kept, columns)
+            yield kafka_columns(wanted.queue, batch, columns)
         if check is not None:
             check.end()
 
@@ -335,49 +330,25 @@ def check_start(options: SourceOptions, at: Offsets, start: int) -> None:
         )
 
 
-class _Offered:
-    """`pushFilters` of a reader, which is to be called where pushing is on, and not to be noticed where it is off.
-
-    Spark calls it if `spark.sql.python.filterPushdown.enabled` is true. If it is not, every read of a reader that has
-    a `pushFilters` of its own would fail: so this looks like the one that every reader inherits.
-    """
-
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._reader.pushed = Pushed.of(filters)
-        return filters  # all of them: what was left out here is little, and Spark is sure of the rest
-
-
 class BatchReader(DataSourceReader):
     """A table: the messages that are there, between two offsets."""
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self.options = options
         self.columns = columns
-        self.pushed = Pushed()
-
-    @property
-    def pushFilters(self) -> Any:
-        """Take up what is known of the rows that are wanted."""
-        return _Offered(self)
 
     def partitions(self) -> list[InputPartition]:
         """Plan: in the driver."""
-        options, pushed = self.options, self.pushed
-        times_ms = all_times_ms(options.starting_ms, options.ending_ms, pushed.since_ms)
+        options = self.options
+        times_ms = all_times_ms(options.starting_ms, options.ending_ms)
         with plain_errors(), contextlib.closing(open_place(options.where)) as place:
-            queues = [name for name in chosen_queues(options, place) if pushed.wants_queue(name)]
-            found = find_all(options, place, queues, times_ms) if queues else {}
+            found = find_all(options, place, chosen_queues(options, place), times_ms)
             ranges = [self._range(at, times_ms, place.has_kafka_log) for at in found.values()]
         ranges = [each for each in ranges if each.stop > each.start]
         return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
     def _range(self, at: Offsets, times_ms: list[int], has_kafka_log: bool) -> Range:
-        options, pushed = self.options, self.pushed
+        options = self.options
         if options.starting_ms is not None:
             start = offset_at(options.starting_ms, at, times_ms, must_be=options.needs_start)
         else:
@@ -387,14 +358,11 @@ class BatchReader(DataSourceReader):
             stop = offset_at(options.ending_ms, at, times_ms)
         else:
             stop = resolve(options.ending, at, "endingOffsets")
-        if pushed.since_ms is not None:
-            start = max(start, offset_at(pushed.since_ms, at, times_ms))
-        start, stop = pushed.cut(start, stop, at.partition)
         return Range(at.queue, start, stop, _KEPT_NOTHING, has_kafka_log)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read: in the executors. Messages that are done and gone within the range are left out."""
-        return read_range(self.options, self.columns, partition, self.pushed)
+        return read_range(self.options, self.columns, partition)
 
 
 class ConsumingReader(DataSourceReader):
