@@ -64,8 +64,8 @@ class Asked:
     def ask_form(self, body: bytes) -> None:
         response, content = self.ask(body, {"Content-Type": "application/x-www-form-urlencoded"})
         root = ElementTree.fromstring(content)
-        if response.status == 404:
-            assert root.tag == "UnknownOperationException"
+        if root.tag == "UnknownOperationException":
+            assert response.status == 404
         elif response.status != 200:
             assert root.tag.endswith("}ErrorResponse")
 
