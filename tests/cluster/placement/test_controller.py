@@ -49,6 +49,6 @@ def test_a_node_that_the_controller_cannot_talk_to_gets_no_shards(
                 assert not later.own_shards
     told = [record.getMessage() for record in caplog.records if "it gets no shards" in record.getMessage()]
     assert told == [
-        "node later speaks version 7 to 8 of links, and this one version 2 to 3: it gets no shards until the one with "
+        "node later speaks version 7 to 8 of links, and this one version 2 to 4: it gets no shards until the one with "
         "the lower number is upgraded"
     ]
