@@ -702,6 +702,7 @@ MISTAKES = {
     "queue create bad/name": "because of '/': use 1 to 128 letters",
     "queue create orders --backoff linear": "the shapes are none, fixed, linear, exponential",
     "send orders --file missing": "penstock: missing: No such file or directory",
+    "message reschedule orders 17": "Missing option '--delay'.",
     "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
 }
 
