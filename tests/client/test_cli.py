@@ -596,6 +596,8 @@ def test_a_mistyped_directory_is_not_created(tmp_path: Path) -> None:
     for command in (["receive", "orders"], ["queue", "list"], ["queue", "purge", "orders"], ["top", "--once"]):
         assert run(*command, "--data", str(tmp_path / "nowhere")).status == Exit.NOTHING
     assert not (tmp_path / "nowhere").exists()
+    ended = run("stats", "--data", str(tmp_path / "nowhere"))
+    assert "nowhere: name the data directory with --data, or a server with --url" in ended.err
 
 
 def test_looking_works_beside_the_process_that_has_the_directory(local: Shell, directory: Path) -> None:
@@ -702,7 +704,9 @@ MISTAKES = {
     "queue create bad/name": "because of '/': use 1 to 128 letters",
     "queue create orders --backoff linear": "the shapes are none, fixed, linear, exponential",
     "send orders --file missing": "penstock: missing: No such file or directory",
+    "message reschedule orders 17": "Missing option '--delay'.",
     "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
+    "receive orders --url http://localhost:9325/v1": "write penstock://host:9325 or http://host:9325, and no path",
 }
 
 
@@ -727,6 +731,8 @@ def test_an_address_needs_no_scheme_and_a_server_that_is_away_is_asked_after(dir
     try:
         shell = Shell("--url", f"127.0.0.1:{node.port}")
         shell("send", "orders", "tea")  # without a scheme
+        ended = run("stats", "--url", f"https://127.0.0.1:{node.port}")
+        assert (ended.status, "Does the server speak TLS there?" in ended.err) == (Exit.UNREACHABLE, True)
     finally:
         node.stop()
     ended = shell.ended("stats")

@@ -64,3 +64,25 @@ def test_explain_prints_the_life_of_a_message(tmp_path: Path) -> None:
     deleted = _penstock("message", "delete", "orders", sent.id, data=tmp_path / "data")
     assert deleted.stdout == "1 deleted\n", deleted.stderr
     assert _penstock("explain", sent.id, data=tmp_path / "data").returncode == 3
+
+
+def test_a_command_on_messages_that_are_not_there_says_so(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as ps:
+        ps.queue("orders").send("tea")
+    for command in (["delete"], ["release"], ["reschedule", "--delay", "5"]):
+        ended = _penstock("message", *command, "orders", "999", data=tmp_path / "data")
+        assert (ended.returncode, ended.stdout) == (3, "")
+        assert ended.stderr == "penstock: queue 'orders' has none of these messages: they are done, or gone\n"
+        ended = _penstock("message", *command, "orders", "999", "--json", data=tmp_path / "data")
+        assert ended.returncode == 3 and ended.stdout.endswith(":0}\n")
+    some = _penstock("message", "delete", "orders", "0", "999", data=tmp_path / "data")
+    assert (some.returncode, some.stdout) == (0, "1 deleted\n")
+
+
+def test_a_sequence_number_is_explained_with_its_queue_only(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as ps:
+        ps.queue("orders").send("tea")
+    ended = _penstock("explain", "0", data=tmp_path / "data")
+    assert ended.returncode == 2
+    assert "penstock: 0 is a sequence number: say of which queue, with --queue." in ended.stderr
+    assert _penstock("explain", "0", "--queue", "orders", data=tmp_path / "data").returncode == 0

@@ -101,7 +101,7 @@ class Exit(IntEnum):
     USAGE = 2
     """The command line or the settings cannot be followed."""
     NOTHING = 3
-    """Nothing was there: no message to receive or to show, no such queue, channel, consumer or directory."""
+    """Nothing was there: no message to receive, to show or to change, no such queue, channel, consumer or directory."""
     UNREACHABLE = 4
     """The server does not answer, or another process has the directory. Trying again later may work."""
     REFUSED = 5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from penstock.cli.command import Argument, Group, Option
-from penstock.cli.exits import Yes, confirm
+from penstock.cli.exits import Exit, Yes, confirm
 from penstock.cli.messages import Name, receiver
 from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows
 
@@ -36,6 +36,8 @@ def explain(
 
     penstock explain f058b7b8-246f-4424-ac54-c584acaebd01
     """
+    if queue is None and isinstance(named(message), int):
+        raise click.UsageError(f"{message} is a sequence number: say of which queue, with --queue.")
     life = ps.find_message(message) if queue is None else ps.queue(queue).look_up(named(message))
     if as_json:
         print_json([_as_row(life)])
@@ -83,6 +85,17 @@ def named(message: str) -> str | int:
     return int(message) if message.isascii() and message.isdigit() else message
 
 
+def _print_count(count: int, done: str, queue: str, as_json: bool) -> None:
+    """Say to how many messages it was done. To none of them: exit status 3, as for a queue that is not there."""
+    from penstock import MessageNotFound
+
+    if not count and not as_json:
+        raise MessageNotFound(f"queue {queue!r} has none of these messages: they are done, or gone")
+    print_done(f"{count} {done}", {done: count}, as_json)
+    if not count:
+        raise click.exceptions.Exit(Exit.NOTHING)
+
+
 @single_messages.command()
 @on_store()
 def delete(
@@ -99,7 +112,7 @@ def delete(
     confirm(f"Delete {counted(len(messages), 'message')} of {queue}?", yes)
     source = ps.queue(queue) if channel is None else receiver(ps, queue, channel)
     count = source.delete_messages(map(named, messages))
-    print_done(f"{count} deleted", {"deleted": count}, as_json)
+    _print_count(count, "deleted", queue, as_json)
 
 
 @single_messages.command()
@@ -109,7 +122,7 @@ def release(
 ) -> None:
     """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
     count = receiver(ps, queue, channel).release_messages(map(named, messages))
-    print_done(f"{count} released", {"released": count}, as_json)
+    _print_count(count, "released", queue, as_json)
 
 
 @single_messages.command()
@@ -118,7 +131,7 @@ def reschedule(
     ps: Penstock,
     queue: Name,
     messages: Messages,
-    delay: Annotated[float, Option("--delay", min=0, help="Seconds from now.")] = 0.0,
+    delay: Annotated[float, Option("--delay", min=0, help="Seconds from now.")],
     channel: InChannel = "main",
     as_json: AsJson = False,
 ) -> None:
@@ -129,4 +142,4 @@ def reschedule(
     if delay < 0:
         raise click.BadParameter("must not be negative", param_hint="--delay")
     count = receiver(ps, queue, channel).reschedule_messages(map(named, messages), delay=delay)
-    print_done(f"{count} rescheduled", {"rescheduled": count}, as_json)
+    _print_count(count, "rescheduled", queue, as_json)

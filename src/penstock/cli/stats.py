@@ -70,7 +70,10 @@ def channel_row(queue: str, stats: ChannelStats) -> dict[str, Any]:
 
 @on_store(read_only=True)
 def stats(ps: Penstock, queues: Names = None, prefix: Prefix = "", as_json: AsJson = False) -> None:
-    """Show exact counts of queues: a line for each channel. Works on a directory while another process has it open."""
+    """Show exact counts of queues: a line for each channel. Works on a directory while another process has it open.
+
+    ready, leased and delayed are how many there are now; acked, failed and dead count since the queue was made.
+    """
     damaged: list[str] = []
     rows = [
         channel_row(each.name, channel)

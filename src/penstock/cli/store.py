@@ -165,7 +165,7 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
     if directory.exists() and not directory.is_dir():
         raise click.BadParameter(f"{directory} is a file: name the directory that has the queues", param_hint="--data")
     if not creates:
-        require_store(directory)
+        require_store(directory, "name the data directory with --data, or a server with --url")
     elif name := foreign_file(directory):
         raise click.BadParameter(
             f"{directory} has other files in it ({name}) and no queues: name a new or empty directory",
@@ -178,14 +178,14 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
         raise penstock.StoreLocked(f"{where}Ask that process instead, with --url; or stop it first.") from None
 
 
-def require_store(directory: Path) -> None:
+def require_store(directory: Path, advice: str = "name the data directory with --data") -> None:
     """`NotFound` unless a directory has a store in it, be it damaged, or the stores of workers."""
     import penstock
 
     if not directory.is_dir():
-        raise penstock.NotFound(f"there is no directory {directory}: name the data directory with --data")
+        raise penstock.NotFound(f"there is no directory {directory}: {advice}")
     if not is_store(directory) and not (directory / CLUSTER_NAME).exists():
-        raise penstock.NotFound(f"{directory} holds no store: name the data directory with --data")
+        raise penstock.NotFound(f"{directory} holds no store: {advice}")
 
 
 def _server(url: str, token: str | None, timeout: float | None) -> Penstock:

@@ -48,7 +48,7 @@ class Address:
     >>> Address.parse("ftp://localhost")
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidRequest: 'ftp://localhost' is no address of a server: write penstock://host:9325, ...
+    penstock.core.errors.InvalidRequest: 'ftp://localhost' is no address of a server: write penstock://host:9325 or ...
     """
 
     host: str
@@ -68,7 +68,8 @@ class Address:
         extra = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username or parts.password
         if parts.scheme not in SCHEMES or not parts.hostname or extra:
             raise InvalidRequest(
-                f"{shown(url)} is no address of a server: write penstock://host:9325, or penstocks://host:9325 for TLS"
+                f"{shown(url)} is no address of a server: write penstock://host:9325 or http://host:9325, and no path; "
+                "penstocks or https for TLS"
             )
         is_tls, usual_port = SCHEMES[parts.scheme]
         return cls(parts.hostname, usual_port if port is None else port, is_tls)

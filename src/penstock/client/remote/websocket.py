@@ -67,6 +67,9 @@ async def connect(address: Address, options: Options, listener: Listener) -> Web
         raise AccessDenied(f"{address} is not trusted: {error.verify_message}") from None
     except PenstockError:
         raise
+    except ssl.SSLError as error:
+        reason = error.reason or error
+        raise NotSent(f"{address} cannot be reached with TLS: {reason}. Does the server speak TLS there?") from None
     except OSError as error:
         raise NotSent(f"{address} cannot be reached: {error.strerror or error}. Does a server run there?") from None
     return link
