@@ -182,7 +182,7 @@ def test_a_redrive_takes_messages_by_their_ids(http: httpx.Client, name: str) ->
     task = done(http.post("/v1/redrives", json=body), 201)
     eventually(lambda: done(http.get(f"/v1/redrives/{task['task']}"))["status"] == "done")
     assert bodies(receive(http, f"{name}-elsewhere")) == ["one", "three"]
-    refused(http.post("/v1/redrives", json={"queue": f"{name}.dead", "ids": ["nobody"]}), 404, "not_found")
+    refused(http.post("/v1/redrives", json={"queue": f"{name}.dead", "ids": ["nobody"]}), 404, "message_not_found")
 
 
 def test_a_redrive_can_be_cancelled(server: Server, http: httpx.Client, name: str) -> None:
