@@ -142,7 +142,7 @@ class SubscriptionActions(TopicActions):
                 await self.deliveries.poster.targets.resolve(parts)
             except NotAllowed as error:
                 raise invalid(f"Unreachable endpoint Reason: {error}") from None
-            except OSError:
+            except (OSError, UnicodeError):
                 raise invalid("Unreachable endpoint Reason: its name is not known") from None
         elif protocol in ("email", "email-json"):
             if not _EMAIL.match(endpoint):
