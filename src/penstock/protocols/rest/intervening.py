@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.core.commands import Browse, Changed, DeleteMessages, Life, LookUp, NameQueue, RescheduleMessages, Seen
 from penstock.core.delivery.receipt import open_message_id
-from penstock.core.errors import MessageNotFound
+from penstock.core.errors import AccessDenied, MessageNotFound
 from penstock.core.queues.config import dead_letter_name
 from penstock.core.queues.origin import Origin
 from penstock.protocols.rest.caller import Caller
@@ -75,6 +75,8 @@ class SingleMessages(Resource):
         name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:
             raise _missing(message)
+        if not caller.principal.may_see(name):  # nor may it be told its name
+            raise AccessDenied(f"{caller.principal.name!r} has no right on the queue of this message")
         caller.need(name, LookUp)
         found: list[Life] = []
         if sequence <= SEQUENCE_MAX:
