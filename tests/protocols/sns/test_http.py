@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import urllib.error
 from pathlib import Path
@@ -396,3 +397,25 @@ def test_a_body_that_is_nested_deeply_does_not_stop_a_subscription(sns: Any, sqs
     sns.publish(TopicArn=topic, Message='{"a": "x"}')
     found = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
     assert [each["Body"] for each in found] == ['{"a": "x"}']
+
+
+def test_who_subscribes_again_and_again_has_one_confirmation_on_its_way(sns: Any, name: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(5)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        came: list[socket.socket] = []
+        for _ in range(4):
+            sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=url)
+            came.append(silent.accept()[0])
+        is_open = []
+        for each in came:
+            each.settimeout(0.5)
+            try:
+                while each.recv(65_536):
+                    pass
+                is_open.append(False)
+            except TimeoutError:
+                is_open.append(True)
+            each.close()
+        assert is_open == [False, False, False, True]
