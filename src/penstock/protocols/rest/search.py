@@ -51,7 +51,8 @@ def parse_path(text: str) -> list[str | int | None]:
     """
     if not text.startswith("$"):
         text = f"$.{text}"
-    at, steps = 1, []
+    at = 1
+    steps: list[str | int | None] = []
     while at < len(text):
         found = _STEP.match(text, at)
         if found is None:
