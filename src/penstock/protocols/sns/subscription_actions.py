@@ -82,6 +82,8 @@ class SubscriptionActions(TopicActions):
         attributes = map_of(members, "Attributes")
         info, _ = await self._topics.find(queue)
         target = await self._check_endpoint(caller, protocol, endpoint, info.config.is_fifo)
+        if target == queue:
+            raise invalid("Endpoint Reason: a topic that gets its own messages would never end")
         for attribute, value in list(attributes.items()):
             self._check_attribute(caller, attribute, value, attributes, protocol)
         if attributes.get("ReplayPolicy") and not info.config.is_fifo:
