@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,27 @@ def test_a_file_that_is_no_history_is_put_aside_and_begun_anew(tmp_path: Path, c
     assert _last(file, "") == 1
     file.close()
     assert (tmp_path / "history.old").exists() == bool(content)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_put_aside(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "history")
+    file = HistoryFile(tmp_path / "history", 2)
+    file.write(0, AT_S, {0: _values(1)})
+    assert _last(file, "") == 1
+    file.close()
+
+
+def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="No space"):
+            HistoryFile(tmp_path / "history", 2)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_series_that_went_to_another_queue_shows_nothing_of_the_first(tmp_path: Path) -> None:

@@ -127,6 +127,14 @@ class Principal:
         """Whether it has this right on any queue, whichever."""
         return any(right in grant.rights for grant in self._grants)
 
+    def allows_all(self, right: Right) -> bool:
+        """Whether it has this right on every queue, whatever its name.
+
+        >>> [Principal("a", "AK1", [Grant((queues,))]).allows_all("read") for queues in ("*", "?", "[!b]*")]
+        [True, False, False]
+        """
+        return any(right in grant.rights and "*" in grant.queues for grant in self._grants)
+
     @property
     def grants(self) -> tuple[Grant, ...]:
         """Everything that it may do."""

@@ -113,9 +113,13 @@ class HistoryFile:
         self.names = [""] * series
         self._file = self._opened(path)
         self._is_writer = False
-        if os.pread(self._file, _HEAD_BYTES, 0) != self._wanted_head():
-            os.pwrite(self._file, self._wanted_head(), 0)
-        self._read_names()
+        try:
+            if os.pread(self._file, _HEAD_BYTES, 0) != self._wanted_head():
+                os.pwrite(self._file, self._wanted_head(), 0)
+            self._read_names()
+        except OSError:
+            self.close()
+            raise
 
     def _read_names(self) -> None:
         for number in range(1, self.series):
@@ -138,6 +142,8 @@ class HistoryFile:
             with tempfile.TemporaryFile() as nameless:
                 return os.dup(nameless.fileno())
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        if path.exists() and not path.is_file():
+            path.replace(path.with_name(path.name + ".old"))
         file = os.open(path, flags, FILE_MODE)
         found = os.pread(file, _HEAD_BYTES, 0)
         if found and found != self._wanted_head():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -224,3 +226,81 @@ def test_what_is_found_can_be_had_as_a_table(http: httpx.Client, name: str) -> N
     rest = {"limit": 10, "after": answer.headers["penstock-next"]}
     answer = http.get(f"/v1/queues/{name}/search", headers={"accept": "text/csv"}, params=rest)
     assert '"with ""quotes"", and\na line"' in answer.text and "penstock-next" not in answer.headers
+
+
+# -- what a credential is not told --
+
+_SOME = """
+[[credentials]]
+name = "boss"
+access_key = "AK2"
+secret_key = "a long secret of the boss"
+token = "token-of-the-boss"
+
+[[credentials]]
+name = "some"
+access_key = "AK3"
+token = "token-of-some"
+[[credentials.allow]]
+queues = ["a-*", "?", "[!b]*"]
+rights = ["read", "admin"]
+"""
+
+
+def test_who_has_no_right_on_a_queue_is_not_told_its_name(serve: Callable[..., Server]) -> None:
+    server = serve(_SOME)
+    some_headers = {"authorization": "Bearer token-of-some"}
+    with server.client(headers=_BOSS) as boss, server.client(headers=some_headers) as some:
+        (sent,) = send(boss, "b-hidden", "x")
+        session = done(boss.post("/v1/sessions", json={"name": "boss"}), 201)["session"]
+        receive(boss, "b-hidden", session=session)
+        done(boss.post("/v1/redrives", json={"queue": "b-hidden", "target": "b-other"}), 201)
+        (row,) = done(boss.get("/v1/queues/b-hidden/sessions"))["sessions"]
+        task = done(boss.get("/v1/redrives"))["redrives"][0]["task"]
+        answers = [
+            some.get(f"/v1/messages/{sent['id']}"),
+            some.get(f"/v1/redrives/{task}"),
+            some.post(f"/v1/redrives/{task}/cancel"),
+            some.delete(f"/v1/sessions/{row['session']}"),
+            some.get("/v1/audit"),
+            some.get("/v1/history?range=hour"),
+            some.get("/v1/overview"),
+            some.get("/v1/sessions"),
+            some.get("/v1/redrives"),
+            some.get("/v1/overview/queues"),
+        ]
+        told = [each.text for each in answers if "hidden" in each.text or "b-other" in each.text]
+        assert told == []
+        assert [each.status_code for each in answers[:6]] == [403, 404, 404, 403, 403, 403]
+
+
+def test_a_mask_hides_attributes_of_bytes_as_well(serve: Callable[..., Server]) -> None:
+    with serve("[console]\nmask = ['[0-9]{16}']").client() as http:
+        card = {"value": base64.b64encode(b"4111111111111111").decode(), "encoding": "base64"}
+        send(http, "pay", "x", attributes={"card": card})
+        (seen,) = done(http.get("/v1/queues/pay/messages"))["messages"]
+        assert (seen["attributes"], seen["masked"]) == ({"card": "•••"}, True)
+
+
+def test_no_cell_of_a_table_is_a_formula(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    send(http, name, "=1+1", group="=2+2")
+    table = http.get(f"/v1/queues/{name}/search", headers={"accept": "text/csv"}).text
+    (row,) = list(csv.reader(table.splitlines()))[1:]
+    assert "'=1+1" in row
+    assert "'=2+2" in row
+
+
+@pytest.mark.parametrize("path", ["$" + "[*]" * 101, "$[" + "9" * 5_000 + "]"])
+def test_a_path_that_is_too_long_is_refused(http: httpx.Client, name: str, path: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    refused(http.get(f"/v1/queues/{name}/search", params={"path": path}), 400, "invalid_request")
+
+
+def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: str) -> None:
+    body = json.dumps([1] * 100_000, separators=(",", ":"))
+    for _ in range(4):
+        send(http, name, *[body] * 5)
+    found = done(http.get(f"/v1/queues/{name}/search", params={"path": "$[*]", "value": "2"}))
+    assert found["looked_at"] < 20
+    assert found["next"] is not None

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.core.queues.queue import Queue
 from tests.protocols.rest.asking import done, receive, refused, send
 from tests.protocols.rest.serving import Server
 
@@ -194,3 +195,25 @@ def test_one_kind_of_error_is_counted_redriven_and_another_one_deleted(http: htt
     assert (task["status"], task["moved"], task["discard"]) == ("done", 1, True)
     assert done(http.get(f"/v1/queues/{dead}"))["stats"]["messages"] == 0
     refused(http.post("/v1/redrives", json={**rest, "target": "elsewhere"}), 400, "invalid_request")
+
+
+# -- how much is looked at --
+
+
+def test_large_messages_are_looked_at_a_few_at_a_time(
+    http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        send(http, name, *["x" * 200_000] * 10)
+    sizes: list[int] = []
+    browse = Queue.browse
+
+    def counted(self: Queue, *arguments: Any) -> Any:
+        seen = browse(self, *arguments)
+        sizes.append(sum(len(one.chunk.body(one.index)) for one in seen))
+        return seen
+
+    monkeypatch.setattr(Queue, "browse", counted)
+    elsewhere = "f058b7b8-246f-4424-ac54-c584acaebd01"
+    refused(http.get(f"/v1/queues/{name}/messages/{elsewhere}"), 404, "message_not_found")
+    assert (sum(sizes), max(sizes) < 5 * 1024 * 1024) == (12_000_000, True)

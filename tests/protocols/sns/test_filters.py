@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocols.sns.filters import compile_policy
+from penstock.protocols.sns.filters import attribute_values, body_values, compile_policy, holds_for
 from penstock.protocols.sqs.errors import SqsError
 
 
@@ -125,3 +126,34 @@ def test_a_policy_that_is_not_valid_is_refused(policy: str, reason: str) -> None
     with pytest.raises(SqsError) as caught:
         compile_policy(policy, of_body=False)
     assert caught.value.message == f"Invalid parameter: FilterPolicy: {reason}"
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900])
+def test_lists_in_lists_are_looked_into_however_deep_they_are(depth: int) -> None:
+    wanted = compile_policy('{"a": ["x"]}', of_body=True)
+    found = body_values(b'{"a": ' + b"[" * depth + b'"x"' + b"]" * depth + b"}")
+    assert found is not None
+    assert wanted(found)
+
+
+def test_a_message_that_cannot_be_looked_into_is_not_wanted() -> None:
+    wanted = compile_policy('{"$or": [' * 450 + '{"a": ["x"]}' + ", {}]}" * 450, of_body=True)
+    with pytest.raises(RecursionError):
+        wanted({"a": "x"})
+    assert not holds_for(wanted, {"a": "x"})
+
+
+def test_a_number_that_is_none_equals_nothing() -> None:
+    assert attribute_values({"n": ("Number", "many")}) == {"n": []}
+
+
+def test_long_lists_of_a_policy_are_not_compared_one_by_one() -> None:
+    listed = [f"x{number}" for number in range(20_000)]
+    wanted = compile_policy(json.dumps({"a": [{"anything-but": listed}]}), of_body=True)
+    exact = compile_policy(json.dumps({"a": [f"y{number}" for number in range(150)]}), of_body=True)
+    message = {"a": ["x19999"] * 100_000}
+    started_s = time.process_time()
+    assert not wanted(message)
+    assert not exact(message)
+    assert wanted({"a": [20, "x20000"]})
+    assert time.process_time() - started_s < 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 import urllib.error
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from penstock.protocols.sns import http_delivery
 from penstock.protocols.sns.delivery_policy import RETRY_DEFAULTS, RetryPolicy
+from penstock.protocols.sns.http_delivery import Failed, HttpPoster
 from penstock.protocols.sns.signing import make_signer
+from penstock.server.settings import SnsSettings
 from tests.compat.server import Server, serving
 from tests.protocols.sns.conftest import sns_client
 from tests.protocols.sns.endpoint import endpoint, fetched, subscribed
@@ -325,3 +330,92 @@ def test_the_effective_policy_of_a_subscription_is_its_own_over_the_topics(sns: 
     )
     shown = json.loads(sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]["EffectiveDeliveryPolicy"])
     assert (shown["healthyRetryPolicy"]["numRetries"], shown["throttlePolicy"]) == (7, None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 9_000 + b"\r\n\r\n",
+        b"HTTP/1.1 \xb2\xb2\xb2 OK\r\n\r\n",
+    ],
+)
+def test_an_answer_that_is_no_http_is_a_failed_delivery(answer: bytes) -> None:
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async def post() -> None:
+        async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(Failed):
+                await HttpPoster(SnsSettings()).post(f"http://127.0.0.1:{port}/", {}, b"x")
+
+    asyncio.run(post())
+
+
+def test_connections_that_nobody_uses_any_more_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_delivery, "_IDLE_S_MAX", 0.1)
+    gone = 0
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal gone
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+        gone += 1
+        writer.close()
+
+    async def post() -> None:
+        async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+            poster = HttpPoster(SnsSettings())
+            for number in range(5):
+                await poster.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/{number}", {}, b"")
+            async with asyncio.timeout(3):
+                while gone < 5:
+                    await asyncio.sleep(0.02)
+            assert poster._idle == {}
+
+    asyncio.run(post())
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example.org"])
+def test_a_host_that_can_be_no_name_is_refused(sns: Any, name: str, host: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    code, _ = error_of(sns.subscribe, TopicArn=topic, Protocol="http", Endpoint=f"http://{host}/")
+    assert code == "InvalidParameter"
+
+
+def test_a_body_that_is_nested_deeply_does_not_stop_a_subscription(sns: Any, sqs: Any, name: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = {"FilterPolicy": '{"a": ["x"]}', "FilterPolicyScope": "MessageBody", "RawMessageDelivery": "true"}
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, Attributes=policy)
+    sns.publish(TopicArn=topic, Message='{"a": ' + "[" * 800 + "]" * 800 + "}")
+    sns.publish(TopicArn=topic, Message='{"a": "x"}')
+    found = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
+    assert [each["Body"] for each in found] == ['{"a": "x"}']
+
+
+def test_who_subscribes_again_and_again_has_one_confirmation_on_its_way(sns: Any, name: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(5)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        came: list[socket.socket] = []
+        for _ in range(4):
+            sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=url)
+            came.append(silent.accept()[0])
+        is_open = []
+        for each in came:
+            each.settimeout(0.5)
+            try:
+                while each.recv(65_536):
+                    pass
+                is_open.append(False)
+            except TimeoutError:
+                is_open.append(True)
+            each.close()
+        assert is_open == [False, False, False, True]

@@ -383,3 +383,10 @@ def test_the_program_of_the_documentation_works(server: Server) -> None:
     program = page.partition("```python\n")[2].partition("```")[0]
     assert "http://127.0.0.1:9324" in program
     exec(program.replace("http://127.0.0.1:9324", server.url), {})
+
+
+def test_a_topic_is_not_subscribed_to_itself(sns: Any, name: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    for protocol, endpoint in (("penstock", f"sns.{name}"), ("sqs", f"{ARN}sns.{name}")):
+        code, _ = error_of(sns.subscribe, TopicArn=topic, Protocol=protocol, Endpoint=endpoint)
+        assert code == "InvalidParameter"

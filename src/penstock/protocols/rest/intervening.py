@@ -6,11 +6,25 @@ queue it is found by looking, as far as `LOOKED_AT_MAX` messages.
 
 from __future__ import annotations
 
-from penstock.core.commands import Browse, Changed, DeleteMessages, Life, LookUp, NameQueue, RescheduleMessages, Seen
+from collections.abc import AsyncIterator
+
+from penstock.core.commands import (
+    Browse,
+    Changed,
+    DeleteMessages,
+    FindOffsets,
+    Life,
+    LookUp,
+    NameQueue,
+    Offsets,
+    RescheduleMessages,
+    Seen,
+)
 from penstock.core.delivery.receipt import open_message_id
-from penstock.core.errors import MessageNotFound
+from penstock.core.errors import AccessDenied, MessageNotFound
 from penstock.core.queues.config import dead_letter_name
 from penstock.core.queues.origin import Origin
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import life_of, milliseconds
 from penstock.protocols.rest.masks import masks_of
@@ -26,8 +40,26 @@ from penstock.protocols.rest.shapes import (
 )
 
 _LOOKED_AT_A_TIME = 1_000
+_BYTES_AT_A_TIME = 4 * 1024 * 1024
 LOOKED_AT_MAX = 100_000
 """Messages that one request looks at to find ids."""
+
+
+async def browsed(resource: Resource, queue: str, after: int) -> AsyncIterator[list[Seen]]:
+    """A queue's messages after a number, in order: so many at a time, and so many bytes, however large they are."""
+    while True:
+        offsets: Offsets = await resource.shard.call(
+            FindOffsets(queue=queue, after=after + 1, bytes_max=_BYTES_AT_A_TIME)
+        )
+        command = Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME, end=offsets.cut)
+        seen: list[Seen] = await resource.shard.call(command)
+        if seen:
+            yield seen
+        after = seen[-1].sequence if len(seen) == _LOOKED_AT_A_TIME else max(after, offsets.cut - 1)
+        if after + 1 >= offsets.end:
+            if offsets.partition + 1 >= offsets.partitions:
+                return
+            after = ((offsets.partition + 1) << PARTITION_SHIFT) - 1
 
 
 async def sequences_of(resource: Resource, queue: str, ids: list[str]) -> dict[str, int]:
@@ -45,18 +77,17 @@ async def sequences_of(resource: Resource, queue: str, ids: list[str]) -> dict[s
             found[text] = opened[1]
         else:
             wanted.add(text)
-    after, looked_at = -1, 0
-    while wanted and looked_at < LOOKED_AT_MAX:
-        seen: list[Seen] = await resource.shard.call(Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME))
-        for one in seen:
-            data = one.chunk.origin(one.index)
-            if data is not None and (text := Origin.decode(data).id) in wanted:
-                wanted.discard(text)
-                found[text] = one.sequence
-        looked_at += len(seen)
-        if len(seen) < _LOOKED_AT_A_TIME:
-            break
-        after = seen[-1].sequence
+    looked_at = 0
+    if wanted:
+        async for seen in browsed(resource, queue, -1):
+            for one in seen:
+                data = one.chunk.origin(one.index)
+                if data is not None and (text := Origin.decode(data).id) in wanted:
+                    wanted.discard(text)
+                    found[text] = one.sequence
+            looked_at += len(seen)
+            if not wanted or looked_at >= LOOKED_AT_MAX:
+                break
     return found
 
 
@@ -75,6 +106,8 @@ class SingleMessages(Resource):
         name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:
             raise _missing(message)
+        if not caller.principal.may_see(name):  # nor may it be told its name
+            raise AccessDenied(f"{caller.principal.name!r} has no right on the queue of this message")
         caller.need(name, LookUp)
         found: list[Life] = []
         if sequence <= SEQUENCE_MAX:

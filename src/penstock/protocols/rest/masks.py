@@ -53,6 +53,8 @@ class Masks:
                 message.body, message.encoding = MASKED, "text"
         for name, value in message.attributes.items():
             text = value.value if isinstance(value, TypedValue) else str(value)
+            if isinstance(value, TypedValue) and value.encoding == "base64":
+                text = decode_text(value.value, "base64", name).decode("utf-8", "replace")
             hidden, found = self.text(text)
             if found:
                 message.attributes[name] = hidden

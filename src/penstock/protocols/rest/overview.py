@@ -87,7 +87,7 @@ class Overviews(Resource):
         """Show who changed what, the newest first: for who may administer all queues, or of one that he may."""
         if query.queue is not None:
             caller.need(query.queue, ChangeQueue)
-        elif not caller.principal.allows("admin", "*"):
+        elif not caller.principal.allows_all("admin"):
             raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: give one that it may")
         audit = audit_of(self.services)
         found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
@@ -150,12 +150,15 @@ class Overviews(Resource):
         """
         if query.queue is not None:
             caller.need(query.queue, QueueStats)
-        elif not caller.principal.allows("read", "*"):
+        elif not caller.principal.allows_all("read"):
             raise AccessDenied(f"{caller.principal.name!r} may not read all queues: give one that it may read")
         history = history_of(self.services)
         if not history.is_on:
             raise RestError(404, "history_off", "this server keeps no history: set enabled under [history]")
-        step, times, columns = history.read(query.queue or "", _RANGES[query.range], self.shard.now_ms() / 1_000)
+        try:
+            step, times, columns = history.read(query.queue or "", _RANGES[query.range], self.shard.now_ms() / 1_000)
+        except OSError as error:
+            raise RestError(404, "history_off", f"the file of the history cannot be used: {error.strerror}") from None
         return QueueHistory(queue=query.queue, range=query.range, step=step, at=times, **columns)
 
     async def row(self, name: str) -> QueueRow | None:

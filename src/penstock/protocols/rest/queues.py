@@ -487,21 +487,22 @@ class Redrives(Resource):
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
         """Say how far a redrive is."""
-        found = await self._task(task)
+        found = await self._task(caller, task)
         caller.need(found.queue, Browse, StartRedrive)
         return _described(found)
 
     @operation("POST", "/v1/redrives/{task}/cancel", is_change=True)
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
         """Stop a redrive. What was moved stays moved."""
-        found = await self._task(task)
+        found = await self._task(caller, task)
         caller.need(found.queue, CancelRedrive)
         return _described(await self.shard.call(CancelRedrive(task=found.task)))
 
-    async def _task(self, text: str) -> RedriveTask:
+    async def _task(self, caller: Caller, text: str) -> RedriveTask:
+        """A redrive, of a queue that the caller may know of."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives())
         for task in tasks:
-            if str(task.task) == text:
+            if str(task.task) == text and caller.principal.may_see(task.queue):
                 return task
         raise TaskNotFound(f"there is no redrive {text[:50]!r}")
 

@@ -36,6 +36,8 @@ _PAGE_BYTES = 4 * 1024 * 1024
 _LOOKED_AT_MAX = 20_000
 _SEARCH_S = 0.5
 """How long one call searches, give or take a page."""
+_STEPS_MAX = 100
+_NUMBER_LENGTH_MAX = 9
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\*)\]")
 
 Fits = Callable[[Seen], bool]
@@ -49,12 +51,15 @@ def parse_path(text: str) -> list[str | int | None]:
     """
     if not text.startswith("$"):
         text = f"$.{text}"
-    at, steps = 1, []
+    at = 1
+    steps: list[str | int | None] = []
     while at < len(text):
         found = _STEP.match(text, at)
         if found is None:
             raise invalid(f"path is {text[:100]!r}: it looks like $.customer.orders[0].id, and goes wrong at {at}")
         name, number = found.groups()
+        if len(steps) >= _STEPS_MAX or len(number or "") > _NUMBER_LENGTH_MAX:
+            raise invalid(f"path has more than {_STEPS_MAX} steps, or a number that no list has")
         steps.append(name if name is not None else None if number == "*" else int(number))
         at = found.end()
     return steps
@@ -156,6 +161,8 @@ class Searching(Resource):
                     if len(found) >= query.limit or size > self.settings.response_bytes_max:
                         return found, looked_at + 1, one.sequence
                 looked_at += 1
+                if time.monotonic() > until_s:  # bodies can be large, and paths lead to many values
+                    return found, looked_at, one.sequence
             before, after = after, seen[-1].sequence if len(seen) == _PAGE_MESSAGES else max(after, cut - 1)
             looked_at = max(looked_at, min(looked_at + after - before, _LOOKED_AT_MAX) if contains else looked_at)
             if after + 1 >= offsets.end:
@@ -216,6 +223,10 @@ def csv_of(messages: list[SeenMessage]) -> bytes:
     writer.writerow(["id", "sequence", "sent_at", "state", "attempts", "group", "attributes", "encoding", "body"])
     for each in messages:
         attributes = msgspec.json.encode(each.attributes).decode() if each.attributes else ""
-        row = [each.id, each.sequence, each.sent_at, each.state, each.attempts, each.group or "", attributes]
-        writer.writerow([*row, each.encoding, f"'{each.body}" if each.body.startswith(_FORMULA) else each.body])
+        row = [_cell(each.id), each.sequence, each.sent_at, each.state, each.attempts, _cell(each.group or "")]
+        writer.writerow([*row, attributes, each.encoding, _cell(each.body)])
     return text.getvalue().encode()
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -100,6 +100,8 @@ def _need_admin(principal: Principal, queues: list[str]) -> None:
         raise AccessDenied(f"{principal.name!r} may not end sessions of others: that needs the right to admin")
     for queue in queues:
         if not principal.allows(right, queue):
+            if not principal.may_see(queue):
+                raise AccessDenied(f"{principal.name!r} has no {right} right on a queue of which it holds messages")
             raise AccessDenied(f"{principal.name!r} has no {right} right on queue {queue!r}: it holds messages there")
 
 

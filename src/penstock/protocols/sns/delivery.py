@@ -105,6 +105,7 @@ class Deliveries:
         """Messages, by the protocol of the subscription and what became of them."""
         self._tasks: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._confirming: dict[tuple[str, str, str], asyncio.Task[None]] = {}
         self._left_over: set[tuple[str, str]] = set()
         """Channels without a subscription, as seen by the last scan."""
         self._scan_is_due = False
@@ -407,7 +408,13 @@ class Deliveries:
     def confirm(self, kind: str, queue_id: int, queue: str, subscription_id: str, found: Subscription) -> None:
         """Send a confirmation to an HTTP(S) endpoint, in the background. Nobody is mailed: the log has the link."""
         work = self._confirm(kind, queue_id, queue, subscription_id, found)
-        self._in_background(asyncio.get_running_loop().create_task(work))
+        task = asyncio.get_running_loop().create_task(work)
+        self._in_background(task)
+        key = kind, queue, subscription_id
+        if key in self._confirming:  # it may be tried for hours, and this one takes its place
+            self._confirming[key].cancel()
+        self._confirming[key] = task
+        task.add_done_callback(lambda done: self._confirming.pop(key) if self._confirming.get(key) is done else None)
 
     async def _confirm(self, kind: str, queue_id: int, queue: str, subscription_id: str, found: Subscription) -> None:
         arn = f"{self._topic_arn_prefix}{queue.removeprefix(PREFIX)}:{subscription_id}"

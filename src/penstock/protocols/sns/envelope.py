@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.commands import Run
 from penstock.core.queues.attributes import AttributeValue, decode_attributes
-from penstock.protocols.sns.filters import Filter, attribute_values, body_values
+from penstock.protocols.sns.filters import Filter, attribute_values, body_values, holds_for
 from penstock.protocols.sns.signing import Signer
 from penstock.protocols.sns.topics import PENDING_MS_MAX, STRUCTURE, SUBJECT, Subscription
 from penstock.protocols.sns.wire import invalid
@@ -94,7 +94,7 @@ class Envelopes:
                             }
                         )
                     )
-                    if seen is None or not self._wanted(seen):
+                    if seen is None or not holds_for(self._wanted, seen):
                         continue
                 dedup_id = chunk.dedup_id(index)
                 if self._is_fifo and dedup_id is None:

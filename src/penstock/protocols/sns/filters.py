@@ -98,14 +98,27 @@ def _flat(value: Any) -> Values:
     """
     if not isinstance(value, list):
         return [value]
-    return [inner for each in value for inner in _flat(each)]
+    found: Values = []
+    rest = value[::-1]
+    while rest:  # a message may have lists in lists as deep as it likes
+        each = rest.pop()
+        if isinstance(each, list):
+            rest += each[::-1]
+        else:
+            found.append(each)
+    return found
 
 
 def _leaf(key: str, rule: list[Any]) -> Filter:
     """One of the conditions holds for one of the values under the key."""
     tests: list[Test] = []
     exists: set[bool] = set()
+    texts = frozenset(each for each in rule if isinstance(each, str))
+    if texts:
+        tests.append(lambda value: isinstance(value, str) and value in texts)
     for condition in rule:
+        if isinstance(condition, str):
+            continue
         if isinstance(condition, dict) and list(condition) == ["exists"]:
             if not isinstance(condition["exists"], bool):
                 raise _wrong("exists match pattern must be either true or false.")
@@ -142,7 +155,9 @@ def _test(condition: Any) -> Test:
             listed = argument if isinstance(argument, list) else [argument]
             if not listed or not all(isinstance(each, str) or _is_number(each) for each in listed):
                 raise _wrong("Inside anything but list, start|null|boolean is not supported.")
-            inner = [_test(each) for each in listed]
+            texts = frozenset(each for each in listed if isinstance(each, str))
+            numbers = frozenset(each for each in listed if not isinstance(each, str))
+            inner = [lambda value: value in texts if isinstance(value, str) else _is_number(value) and value in numbers]
         return lambda value: not any(test(value) for test in inner)
     if name in ("prefix", "suffix", "equals-ignore-case", "cidr"):
         if not isinstance(argument, str):
@@ -217,7 +232,10 @@ def attribute_values(attributes: Mapping[str, tuple[str, Any]]) -> dict[str, Val
             except (msgspec.DecodeError, RecursionError):
                 found[name] = []
         elif kind.startswith("Number"):
-            found[name] = [float(value)]
+            try:
+                found[name] = [float(value)]
+            except ValueError:  # what others than SNS send to the topic's queue need not be as its type says
+                found[name] = []
         else:
             found[name] = [value]
     return found
@@ -230,6 +248,14 @@ def body_values(body: bytes) -> Mapping[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def holds_for(wanted: Filter, message: Mapping[str, Any]) -> bool:
+    """Whether a message is wanted. One that is nested more deeply than can be looked into is not."""
+    try:
+        return wanted(message)
+    except RecursionError:
+        return False
 
 
 def chosen(wanted: Filter, messages: Iterable[Mapping[str, Any] | None]) -> list[int]:

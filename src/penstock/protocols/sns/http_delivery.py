@@ -109,7 +109,7 @@ class HttpPoster:
             raise Failed(str(error), is_final=True) from None
         except TimeoutError:
             raise Failed(f"no response within {self._timeout_s:g} seconds") from None
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise Failed(f"{type(error).__name__}: {error}") from None
         if not 200 <= status < 300:
             raise Failed(f"the endpoint answered {status}", is_final=status < 500 and status != 429)
@@ -141,11 +141,21 @@ class HttpPoster:
             idle = self._idle.setdefault(endpoint, [])
             if keep and len(idle) < _IDLE_MAX:
                 idle.append(connection)
+                asyncio.get_running_loop().call_later(_IDLE_S_MAX, self._let_go, endpoint, connection)
             else:
                 connection.close()
             if not idle:
                 del self._idle[endpoint]
         return status
+
+    def _let_go(self, endpoint: Endpoint, connection: _Connection) -> None:
+        """Close a connection that nobody has used for long: its endpoint may never be called again."""
+        idle = self._idle.get(endpoint, [])
+        if connection in idle and not connection.is_fresh:
+            idle.remove(connection)
+            connection.close()
+            if not idle:
+                del self._idle[endpoint]
 
 
 class Pace:

@@ -82,6 +82,8 @@ class SubscriptionActions(TopicActions):
         attributes = map_of(members, "Attributes")
         info, _ = await self._topics.find(queue)
         target = await self._check_endpoint(caller, protocol, endpoint, info.config.is_fifo)
+        if target == queue:
+            raise invalid("Endpoint Reason: a topic that gets its own messages would never end")
         for attribute, value in list(attributes.items()):
             self._check_attribute(caller, attribute, value, attributes, protocol)
         if attributes.get("ReplayPolicy") and not info.config.is_fifo:
@@ -142,7 +144,7 @@ class SubscriptionActions(TopicActions):
                 await self.deliveries.poster.targets.resolve(parts)
             except NotAllowed as error:
                 raise invalid(f"Unreachable endpoint Reason: {error}") from None
-            except OSError:
+            except (OSError, UnicodeError):
                 raise invalid("Unreachable endpoint Reason: its name is not known") from None
         elif protocol in ("email", "email-json"):
             if not _EMAIL.match(endpoint):
