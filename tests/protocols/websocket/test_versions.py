@@ -64,7 +64,7 @@ def test_without_a_common_version_both_are_told(
 
 
 def test_fields_that_say_nothing_are_passed_over_and_others_are_refused() -> None:
-    ack = ["Ack", "orders", [[1, 1, 1]], "main", [], False, None, 0]
+    ack = ["Ack", "orders", [[1, 1, 1]], "main", [], False, None, 0, False]
     work = ["CommitWork", [ack], [["Send", "cups", [b"tea"]]], None, None, 0]
     for known in (ack, work):
         (_, command), (_, longer) = requests.decode_requests(pack([[1, known], [2, [*known, None, 0]]]))
