@@ -13,18 +13,18 @@ from penstock.server import shard
 from tools.walk import walks
 
 CALLS_MAX = {
-    "SQS SendMessage": 99,
-    "SQS ReceiveMessage": 102,
-    "SQS DeleteMessage": 103,
-    "NSQ PUB to FIN": 250,
-    "websocket send to ack": 392,
+    "SQS SendMessage": 98,
+    "SQS ReceiveMessage": 100,
+    "SQS DeleteMessage": 101,
+    "NSQ PUB to FIN": 230,
+    "websocket send to ack": 358,
 }
 FILES_MAX = {
-    "SQS SendMessage": 25,
-    "SQS ReceiveMessage": 25,
+    "SQS SendMessage": 26,
+    "SQS ReceiveMessage": 24,
     "SQS DeleteMessage": 26,
-    "NSQ PUB to FIN": 32,
-    "websocket send to ack": 44,
+    "NSQ PUB to FIN": 31,
+    "websocket send to ack": 42,
 }
 
 

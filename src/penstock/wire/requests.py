@@ -230,11 +230,11 @@ class Vocabulary:
 
         What a newer build says in fields that this one does not know has to be nothing at all:
 
-        >>> longer = ["Ack", "orders", [], "main", [], False, None, 0, None]
+        >>> longer = ["Ack", "orders", [], "main", [], False, None, 0, False, None]
         >>> decode_requests(msgspec.msgpack.encode([[7, longer]]))[0][1].queue
         'orders'
         >>> decode_requests(msgspec.msgpack.encode([[7, [*longer[:-1], 1]]]))[0][1]
-        InvalidRequest('Ack: what comes after queue, ..., patient, once is not known here: the sender is a newer build')
+        InvalidRequest('Ack: what comes after queue, ..., once, in_time is not known here: the sender is a newer build')
         """
         try:
             return self._decode(frame)
