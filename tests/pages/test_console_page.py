@@ -138,6 +138,8 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         write(page, "input[name=user]", "A")
         write(page, "input[type=password]", "whole")
         press(page, "Sign in")
+        shows(page, "A · admin")
+        page.value("location.hash = '#/'")
         shows(page, "secret")
         page.value("location.hash = '#/queues/orders'")
         page.until("!!document.querySelector('table')")
