@@ -22,14 +22,15 @@ from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import Settings
 
 
-def greeting(ready: Ready, *, needs_token: bool) -> str:
+def greeting(ready: Ready, *, needs_token: bool, has_console: bool) -> str:
     """A line with every address, then what to do with them."""
     url = ready.listening["http"].url
+    console = f"{url}/ is the console, " if has_console else ""
     token = " --token ACCESS_KEY:SECRET_KEY" if needs_token else ""
     return "\n".join(
         [
             ready.line(),
-            f"The REST API, with a form for each request: {url}/v1/docs",
+            f"In a browser: {console}{url}/v1/docs has a form for every REST request.",
             f"To try it, in another terminal: {program()} send orders tea --url {url}{token}",
             "Ctrl-C stops the server.",
         ]
@@ -74,7 +75,9 @@ def _take_again(take: Callable[[Settings], str], read_again: Callable[[], Settin
 
 def _greeting(chosen: Settings) -> Callable[[Ready], str]:
     """What a person reads. Where logs are JSON, programs read the output, and get the one line."""
-    return Ready.line if chosen.log.format == "json" else partial(greeting, needs_token=bool(chosen.credentials))
+    if chosen.log.format == "json":
+        return Ready.line
+    return partial(greeting, needs_token=bool(chosen.credentials), has_console=chosen.rest.console)
 
 
 def ports(chosen: Settings) -> dict[str, int]:

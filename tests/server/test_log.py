@@ -100,7 +100,7 @@ def test_no_request_writes_a_line_of_its_own_into_the_log(tmp_path: Path, worker
     lines = server.log.split("\n")
     assert sum("forged" in line for line in lines) >= 3
     assert all(line.isprintable() for line in lines)
-    greeting = r"penstock .* ready: |The REST API, |To try it, |Ctrl-C stops the server\.$"
+    greeting = r"penstock .* ready: |In a browser: |To try it, |Ctrl-C stops the server\.$"
     stamped = re.compile(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z (debug|info|warning|error) |{greeting}|  |$")
     assert [line for line in lines if not stamped.match(line)] == []
     assert any(r"\n2026-01-01T00:00:00.000Z info forged\r\x1b[2J\x9b31m\u2028end" in line for line in lines)

@@ -359,7 +359,8 @@ def test_a_signal_ends_long_polls_empty_keeps_what_was_sent_and_exits_with_0(
     assert list(ready["listening"]) == ["sqs", "http", "nsq", "nsq-http"]
     first, *rest = out.splitlines()
     assert first == f"penstock {__version__} ready: {where}, data {ready['data']}"
-    assert len(rest) == 3 and f"{ready['listening']['http']['url']}/v1/docs" in rest[0]
+    url = ready["listening"]["http"]["url"]
+    assert len(rest) == 3 and f"{url}/ is the console, {url}/v1/docs has" in rest[0]
     again = start()
     url = again.ready()["listening"]["sqs"]["url"]
     received = call_sqs(url, "ReceiveMessage", QueueUrl=f"{url}/000000000000/orders")
