@@ -147,6 +147,8 @@ cluster-test-shards: $(INSTALLED)
 cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
+	$(BIN)/python -m bench.broker_loss
+	$(BIN)/python -m bench.broker_loss --how pause
 
 clean: ## Remove .venv, caches and build output
 	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down

@@ -39,6 +39,19 @@ HEAP_MB = 512
 QUICK_TO_START = "-XX:TieredStopAtLevel=1"
 """A JVM with this is sooner there, and slower then: for tests."""
 
+DEFAULT_SETTINGS = {
+    "broker.heartbeat.interval.ms": 2000,
+    "broker.session.timeout.ms": 9000,
+    "group.consumer.min.heartbeat.interval.ms": 5000,
+    "group.consumer.min.session.timeout.ms": 45_000,
+    "group.initial.rebalance.delay.ms": 3000,
+    "group.min.session.timeout.ms": 6000,
+    "offsets.topic.num.partitions": 50,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+    "transaction.state.log.num.partitions": 50,
+}
+"""Kafka's own, where `server_settings` has shorter times for tests: what a user's brokers have."""
+
 _SCALA = "2.13"
 _LOG4J = "2.25.4"
 _HOME = Path(__file__).resolve().parent.parent / "build" / "kafka"

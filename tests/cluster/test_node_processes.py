@@ -20,7 +20,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.cluster.nodes import RETRY_TIMEOUT_S, ProcessNode, until
+from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, ProcessNode, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
@@ -135,6 +135,7 @@ def test_a_node_that_is_restarted_a_node_that_stands_still_and_a_node_that_is_ki
     _a_rolling_restart_costs_clients_no_errors(a, b, sent, acked)
     _a_zombie_neither_commits_nor_hands_out(a, b, sent, acked)
     _what_a_killed_node_had_is_served_by_the_other(a, b, sent, acked)
+    _a_node_that_is_ready_after_a_total_loss_is_served_in_every_shard(a, b)
 
 
 def _a_rolling_restart_costs_clients_no_errors(a: ProcessNode, b: ProcessNode, sent: set[str], acked: set[str]) -> None:
@@ -183,6 +184,20 @@ def _what_a_killed_node_had_is_served_by_the_other(
     acked |= drained(client, sent - acked)
     print(f"kill -9 to the last message elsewhere: {(time.monotonic() - killed_s) / SESSION_S:.1f} session timeouts")
     assert sent <= acked, "nothing is lost"
+
+
+def _a_node_that_is_ready_after_a_total_loss_is_served_in_every_shard(a: ProcessNode, b: ProcessNode) -> None:
+    b.start()
+    _until_both_serve(a, b)
+    for node in (a, b):
+        node.kill()
+    before = {node.name: len(node.log) for node in (a, b)}
+    for node in (a, b):
+        node.launch()
+    a.wait()
+    begun = {shard for node in (a, b) for shard in BEGUN.findall(node.log[before[node.name] :])}
+    assert begun == {str(shard) for shard in range(SHARDS)}, "ready, and not served"
+    b.wait()
 
 
 def _until_both_serve(a: ProcessNode, b: ProcessNode) -> None:

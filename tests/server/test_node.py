@@ -28,6 +28,7 @@ from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.server import log
 from penstock.server.node import Node, Ready, Services
 from penstock.server.settings import InvalidSettings, LogSettings, Settings, parse
+from penstock.server.tasks import HEALTH_S
 from penstock.store.embedded import open_store
 
 PATIENCE_S = 60.0
@@ -188,6 +189,24 @@ def test_health_says_so_when_the_store_takes_nothing(tmp_path: Path) -> None:
                 assert status == 503
                 assert "closed" in json.loads(body)["reason"]
             assert (await asyncio.to_thread(ask, ready.listening["http"].url, "/livez"))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_health_does_not_wait_for_a_store_that_stands_still(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(settings_in(tmp_path)) as (node, ready):
+            shard, resumed = node.services.shard, asyncio.Event()
+            shard.tick = resumed.wait  # type: ignore[assignment,method-assign]
+            url = ready.listening["http"].url
+            began_s = time.monotonic()
+            asked = [asyncio.to_thread(ask, url, path) for path in ("/healthz", "/readyz", "/healthz")]
+            for status, _, body in await asyncio.gather(*asked):
+                assert (status, json.loads(body)) == (200, {"status": "degraded", "waiting": [0]})
+            assert time.monotonic() - began_s < 2 * len(asked) * HEALTH_S
+            resumed.set()
+            _, _, body = await asyncio.to_thread(ask, url, "/readyz")
+            assert json.loads(body) == {"status": "ok"}
 
     asyncio.run(main())
 

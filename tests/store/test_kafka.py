@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -746,6 +747,23 @@ def test_a_wrong_password_is_said_and_not_shown(
     with pytest.raises(LogUnavailable, match=r"uthentication.*look at \[kafka\] properties") as refused:
         prepare_topics(options_for(guarded, properties=login(certificate, "hidden")))
     assert "hidden" not in str(refused.value)
+
+
+def test_a_commit_in_doubt_is_asked_for_again_until_kafka_has_ended_it(
+    guarded: KafkaCluster, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = options_for(guarded, properties=login(certificate, "b"))
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        store._journal._options = replace(options, commit_timeout_s=2.0)
+        guarded.pause(0)
+        resuming = threading.Timer(3.0, guarded.resume, (0,))
+        resuming.start()
+        try:
+            store.commit(changes_of({b"c/1": b"one"}))
+        finally:
+            resuming.join()
+        assert content(store) == Model({b"c/1": b"one"})
+    assert reopened(options, tmp_path / "shard-0") == Model({b"c/1": b"one"})
 
 
 def test_a_broker_that_stands_still_or_dies_costs_a_commit_and_no_more(

@@ -27,13 +27,13 @@ from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of, link_tls
-from penstock.cluster.membership.ledger import LoadOfShard, LoadRecord, NodeRecord, NodeState, Record
+from penstock.cluster.membership.ledger import LoadOfShard, LoadRecord, NodeRecord, NodeState, Record, ServingRecord
 from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership.forwarder import forwarder_families
 from penstock.cluster.ownership.ownership import OwnedShard, Ownership
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
-from penstock.core.commands import CreateQueue, DescribeQueue
+from penstock.core.commands import CreateQueue, DescribeQueue, TallyQueues
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
@@ -141,6 +141,7 @@ class ClusterNode(Node):
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
         self._check_cluster()
+        self._withdraw_stale()
         await self._probe_links()
         self._publish()
         await self._until(lambda: self.maps.ledger.cluster is not None, "the cluster's controller")
@@ -148,7 +149,33 @@ class ClusterNode(Node):
         router = self._make_router(host)
         self.ownership.look()
         await self._until(lambda: all(self.maps.current().owners), "an owner of every shard")
+        await self._until_answered(router)
         return router
+
+    def _withdraw_stale(self) -> None:
+        """What this node served before it was started again it does not serve yet, whatever the topic says."""
+        for shard, serving in self.maps.ledger.serving.items():
+            if serving.node == self._name and shard not in self.ownership.served:
+                self._say(f"serving/{shard}", ServingRecord(node="", epoch=serving.epoch))
+
+    async def _until_answered(self, router: Router) -> None:
+        """Ready means served: a map may be of before everybody was started again."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + START_S_MAX
+        left = set(range(router.shards))
+        while True:
+            asked = sorted(left)
+            asking = (router.ask(shard, TallyQueues(limit=1)) for shard in asked)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            for shard, answer in zip(asked, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    left.discard(shard)
+            if not left:
+                return
+            if self._failure is not None:
+                raise self._failure
+            if loop.time() > deadline_s:
+                raise LogUnavailable(f"shards {sorted(left)} do not answer: look at the other nodes' logs, and Kafka's")
 
     def _check_cluster(self) -> None:
         """Keep out who would not fit. Of another name are other transactional ids, and so nobody would be fenced."""
@@ -417,7 +444,7 @@ class LoadMeter:
     """Counts, now and then, what the shards do."""
 
     def __init__(self) -> None:
-        self._counted: dict[int, tuple[float, int]] = {}
+        self._counted: dict[int, tuple[float, tuple[int, int, int]]] = {}
         self._loads: dict[int, LoadOfShard] = {}
 
     def measure(self, owned_shards: Mapping[int, OwnedShard], now_s: float) -> dict[int, LoadOfShard]:
@@ -429,19 +456,22 @@ class LoadMeter:
 
     def _measure(self, shard: int, owned_shard: OwnedShard, now_s: float) -> LoadOfShard:
         assert owned_shard.served is not None
-        broker = owned_shard.served.identity
+        assert owned_shard.claimed is not None
+        broker, claimed = owned_shard.served.identity, owned_shard.claimed
         totals = broker.totals
-        total = totals.sent + totals.acked
-        before_s, before = self._counted.get(shard, (now_s, total))
-        self._counted[shard] = now_s, total
+        counts = (totals.sent + totals.acked, claimed.commits, claimed.commit_bytes)
+        before_s, before = self._counted.get(shard, (now_s, counts))
+        self._counted[shard] = now_s, counts
         old = self._loads.get(shard, LoadOfShard())
+        rates = [old.rate, old.commits, old.byte_rate]
         passed_s = now_s - before_s
-        rate = old.rate
         if passed_s > 0:
             weight = min(1.0, passed_s / SMOOTH_S)
-            rate += weight * (max(0, total - before) / passed_s - rate)
+            for at, (count, earlier) in enumerate(zip(counts, before, strict=True)):
+                rates[at] += weight * (max(0, count - earlier) / passed_s - rates[at])
+        rate, commits, byte_rate = (round(each, 1) for each in rates)
         waiting = 0 if owned_shard.forwarder is None else sum(owned_shard.forwarder.stats().waiting.values())
-        return LoadOfShard(round(rate, 1), totals.messages, totals.bytes, len(broker.queues), waiting)
+        return LoadOfShard(rate, totals.messages, totals.bytes, len(broker.queues), waiting, commits, byte_rate)
 
 
 def shard_families(

@@ -586,8 +586,14 @@ class KafkaSettings(_Section, frozen=True):
         int, Setting("How many of them must have a message before it is acknowledged.", 1, 32_767)
     ] = 2
     commit_timeout_s: Annotated[
-        float, Setting("How long a commit may take. Beyond, its shard is given up and opened again.", 1, 300)
-    ] = 10.0
+        float,
+        Setting(
+            "How long a commit may take. Beyond, its shard is given up and opened again. It should be at least three "
+            "times the brokers' `broker.session.timeout.ms` (9 s by default): so long Kafka takes to replace a broker.",
+            1,
+            300,
+        ),
+    ] = 30.0
     message_bytes_max: Annotated[
         int,
         Setting("The largest message that the topics take. What is larger is split.", 16 * 1024, 64 * 1024 * 1024),

@@ -12,7 +12,7 @@ from penstock.core.errors import StoreError
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.records import Meta
 from penstock.server.shard import Call, Shard, ShardClosed
-from penstock.server.tasks import CallbackCall
+from penstock.server.tasks import CallbackCall, Unready
 
 
 class ChannelView(Protocol):
@@ -174,6 +174,9 @@ class Shards(Protocol):
 
     async def tick(self) -> None:
         """Make a step, so that the shards do what is due."""
+
+    async def unready(self, within_s: float) -> Unready:
+        """Which shards do not answer. It takes no longer than `within_s`, whatever the stores do."""
 
     async def close(self) -> None:
         """Commit what is left, end every wait, close. Once more does nothing."""

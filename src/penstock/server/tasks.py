@@ -28,6 +28,8 @@ from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
+import msgspec
+
 from penstock.core.broker import Broker
 from penstock.core.commands import (
     COMMANDS,
@@ -170,6 +172,21 @@ def _leading(calls: list[Call], kind: type[Command]) -> int:
     return next((at for at, call in enumerate(calls) if call.command.__class__ is not kind), len(calls))
 
 
+HEALTH_S = 0.5
+"""How long shards may take to answer whoever asks whether they do. Probes wait for a second, or for two."""
+
+
+class Unready(msgspec.Struct, frozen=True):
+    """Shards that do not answer."""
+
+    unserved: list[int] = []
+    """Nobody has them."""
+    waiting: list[int] = []
+    """Their store takes its time: Kafka replaces a broker, or a disk is slow."""
+    reason: str = ""
+    """Why nothing should be sent here any more; "" if that is not so."""
+
+
 class AsyncShard:
     """`await call(...)` from any task of the loop: takes a command, returns its reply or raises its error."""
 
@@ -200,6 +217,8 @@ class AsyncShard:
         self._ahead: Step | None = None
         """What has gone through the broker meanwhile."""
         self._writer: Writer | None = None
+        self._asked: asyncio.Future[None] | None = None
+        """The last question of `answers`."""
         self._next_step: asyncio.Handle | None = None
         """The step that will run in the loop's next turn."""
         self._has_stepped_now = False
@@ -301,6 +320,20 @@ class AsyncShard:
     async def tick(self) -> None:
         """Make a step, so that the shard does what is due."""
         await self.call(Tick())
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether a step is made in time. One question at a time: a store that stands still must not gather them."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.ensure_future(self.tick())
+            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        asked = self._asked
+        await asyncio.wait({asked}, timeout=within_s)
+        if asked.done():
+            asked.result()
+        return asked.done()
+
+    async def unready(self, within_s: float) -> Unready:
+        return Unready(waiting=[] if await self.answers(within_s) else [self.shard.number])
 
     async def close(self, moved: PenstockError | None = None) -> None:
         """Commit what is left, end every wait, close the store. Once more does nothing.

@@ -92,6 +92,10 @@ class LoadOfShard(msgspec.Struct, frozen=True):
     queues: int = 0
     outbox: int = 0
     """Entries that wait to be forwarded to other shards."""
+    commits: float = 0.0
+    """A second."""
+    byte_rate: float = 0.0
+    """Bytes that it commits a second."""
 
 
 class LoadRecord(_Record, frozen=True):

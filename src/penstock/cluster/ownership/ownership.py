@@ -137,6 +137,11 @@ class Ownership:
         """The shards that are this node's, or on their way here or away."""
         return self._owned_shards
 
+    @property
+    def served(self) -> Mapping[int, AsyncShard]:
+        """The shards that are served here."""
+        return self._host.served
+
     def look(self) -> None:
         """The ledger has changed: take and give up shards."""
         news, self._news = self._news, asyncio.Event()
@@ -359,6 +364,8 @@ class ClaimedStore(ReadThrough):
         self.commits = 0
         self.commit_s = 0.0
         """How long the commits took, together."""
+        self.commit_bytes = 0
+        """Of the chunks in them."""
         self._store = store
         self._now_s = now_s
         self._is_good = True
@@ -385,6 +392,7 @@ class ClaimedStore(ReadThrough):
         """As the store's. A commit of nothing writes the claim again: it proves that the shard is ours."""
         if not changes:
             changes.put_record(CLAIM_KEY, msgspec.msgpack.encode(self._claim))
+        nbytes = sum(chunk.nbytes for chunk in changes.chunks.values() if chunk is not None)
         began_s = self._now_s()
         try:
             self._store.commit(changes)
@@ -394,6 +402,7 @@ class ClaimedStore(ReadThrough):
             raise
         self._is_whole = True
         self.commits += 1
+        self.commit_bytes += nbytes
         self.commit_s += self._now_s() - began_s
 
     def close(self) -> None:

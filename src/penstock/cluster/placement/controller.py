@@ -297,7 +297,8 @@ class Controller:
             self._ledger.owner_of(number),
             self._ledger.is_settled(number),
             load.rate,
-            load.backlog,
+            load.commits,
+            load.byte_rate,
             self._moved_s.get(number, float("-inf")),
             self._ledger.failed_at(number),
         )

@@ -6,12 +6,14 @@ In this order:
    one that has just failed to open them, if there is another: with nothing to do it would be the least loaded for ever.
 2. Shards that were moved *by hand* go where the wish says.
 3. *Draining* nodes are emptied, one shard after the other.
-4. *Balance*: from the busiest node to the quietest, one shard at a time and not again before the cool-down is over.
+4. A node that has *nothing*, because it has just come or come back, gets its share, all of it at once.
+5. *Balance*: from the busiest node to the quietest, one shard at a time and not again before the cool-down is over.
 
 Anything but an orphan moves only when no other shard is on its way, and stays where it is otherwise.
 
-A shard's load is what it does (messages a second), what it has to do (its backlog, as if it were worked off in a
-minute), and a constant, so that shards with nothing to do are spread by count. Balance leaves alone what is good
+A shard's load is what it does: messages a second, and what commits and bytes cost in messages; and a constant, so that
+shards with nothing to do are spread by count. A backlog does not count: what nobody consumes is no work, and what
+somebody consumes is in the messages. Balance leaves alone what is good
 enough: the busiest must have `RATIO` times the quietest's load, and the shard that moves must close the gap by a fair
 part. So with steady loads every move makes the sum of the squares of the nodes' loads smaller: no assignment comes
 twice, and there is an end. A shard that has just moved stays for a while, whatever the loads say.
@@ -27,8 +29,10 @@ RATIO = 1.3
 """How much more than the quietest node the busiest must have to do before a shard moves."""
 IDLE_LOAD = 100.0
 """What a shard counts, in messages a second, when it has nothing to do."""
-BACKLOG_S = 60.0
-"""A backlog counts as what it takes to work it off in this time."""
+COMMIT_MESSAGES = 50.0
+"""What a commit costs, in messages: a transaction of Kafka's, whatever is in it."""
+MESSAGE_BYTES = 4096.0
+"""So many bytes cost about as much as one more message."""
 GAP_SHARE_MAX = 0.8
 """A shard with a larger share of the gap between two nodes would only turn them round."""
 NODE_SHARE_MIN = 0.001
@@ -54,7 +58,10 @@ class ShardLoad(msgspec.Struct, frozen=True):
     """Its owner serves it: it is not on its way."""
     rate: float = 0.0
     """Messages a second, in and out."""
-    backlog: int = 0
+    commits: float = 0.0
+    """A second."""
+    byte_rate: float = 0.0
+    """Bytes that it commits a second."""
     moved_s: float = float("-inf")
     """When it was moved last."""
     failed_at: str = ""
@@ -64,10 +71,10 @@ class ShardLoad(msgspec.Struct, frozen=True):
     def load(self) -> float:
         """What counts.
 
-        >>> ShardLoad(0, rate=50.0, backlog=600).load
-        160.0
+        >>> ShardLoad(0, rate=50.0, commits=2.0).load
+        250.0
         """
-        return IDLE_LOAD + self.rate + self.backlog / BACKLOG_S
+        return IDLE_LOAD + self.rate + self.commits * COMMIT_MESSAGES + self.byte_rate / MESSAGE_BYTES
 
 
 def plan(
@@ -88,7 +95,7 @@ def plan(
     orphans = table.place_orphans()
     if orphans or not table.is_settled:
         return orphans
-    return table.by_hand() or table.drained() or table.balanced(now_s, cool_down_s)
+    return table.by_hand() or table.drained() or table.welcomed() or table.balanced(now_s, cool_down_s)
 
 
 class _Table:
@@ -99,6 +106,8 @@ class _Table:
         self._shards = sorted(shards, key=lambda shard: shard.number)
         self._wishes = wishes
         self._owners = {shard.number: shard.owner for shard in self._shards if shard.owner in self._members}
+        self._pinned = {number for number, owner in self._owners.items() if wishes.get(number) == owner}
+        """The shards that are where somebody wants them."""
         self._loads = dict.fromkeys(sorted(self._members), 0.0)
         for shard in self._shards:
             if shard.number in self._owners:
@@ -140,6 +149,22 @@ class _Table:
                     return {number: target}
         return {}
 
+    def welcomed(self) -> dict[int, str]:
+        """The share of a node that has nothing: from those who have more, until it has about the mean itself."""
+        candidates = self._candidates()
+        newcomer = next((name for name in candidates if name not in self._owners.values()), None)
+        if newcomer is None:
+            return {}
+        mean, moves = sum(self._loads[name] for name in candidates) / len(candidates), dict[int, str]()
+        movable = [shard for shard in self._shards if shard.owner in candidates and shard.number not in self._pinned]
+        for shard in sorted(movable, key=lambda it: -it.load):
+            is_too_much = self._loads[newcomer] + shard.load > mean
+            if not is_too_much and self._loads[shard.owner] - shard.load > self._loads[newcomer]:
+                self._loads[shard.owner] -= shard.load
+                self._loads[newcomer] += shard.load
+                moves[shard.number] = newcomer
+        return dict(sorted(moves.items()))
+
     def balanced(self, now_s: float, cool_down_s: float) -> dict[int, str]:
         """A shard from the busiest node to the quietest, if that is worth it and it is time."""
         candidates = self._candidates()
@@ -163,11 +188,6 @@ class _Table:
             return {}
         best = min(movable, key=lambda shard: (abs(gap - 2 * shard.load), shard.number))
         return {best.number: quietest}
-
-    @property
-    def _pinned(self) -> set[int]:
-        """The shards that are where somebody wants them."""
-        return {number for number, owner in self._owners.items() if self._wishes.get(number) == owner}
 
     def _takes(self, name: str) -> bool:
         return name in self._members and not self._members[name].is_draining

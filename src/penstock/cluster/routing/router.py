@@ -74,7 +74,7 @@ from penstock.server.clock import Clock
 from penstock.server.shard import Call, Shard, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tally import pages_of_tallies
-from penstock.server.tasks import AsyncShard, CallbackCall
+from penstock.server.tasks import AsyncShard, CallbackCall, Unready
 
 # Queues and channels that come and go in a node's shards, for its front ends; also because shards come and go.
 #
@@ -445,6 +445,25 @@ class Router:
         if self._closing:
             raise ShardClosed("the node is stopping: ask another one")
         await asyncio.gather(*(served.call(Tick()) for served in list(self._served.values())))
+
+    async def unready(self, within_s: float) -> Unready:
+        """Nobody is asked but this node's own shards; of the others the map says whether they are served.
+
+        A node whose shards are all gone, and that has not heard who has them, is cut off: others serve them by now.
+        """
+        if self._closing:
+            raise ShardClosed("the node is stopping: ask another one")
+        here, current = dict(self._served), self.maps.current()
+        answers = await asyncio.gather(*(it.answers(within_s) for it in here.values()), return_exceptions=True)
+        found = dict(zip(here, answers, strict=True))
+        lost = [shard for shard in current.own_shards if not isinstance(found.get(shard), bool)]
+        unserved = sorted({*lost, *(shard for shard, owner in enumerate(current.owners) if not owner)})
+        reason = ""
+        if len(unserved) == self.shards:
+            reason = "no shard is served: look at the other nodes' logs, and at Kafka"
+        elif lost and len(lost) == len(current.own_shards):
+            reason = "this node has lost its shards, and does not hear who has them: can it reach Kafka?"
+        return Unready(unserved, [shard for shard, answer in found.items() if answer is False], reason)
 
     async def close(self) -> None:
         """Commit what is left, end every wait, close this node's shards. Once more does nothing."""

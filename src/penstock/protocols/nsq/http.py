@@ -54,6 +54,7 @@ from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, parse_address
 from penstock.server.shard import Call, ShardClosed
+from penstock.server.tasks import HEALTH_S
 
 log = logging.getLogger("penstock.nsq.http")
 
@@ -174,10 +175,10 @@ class NsqHttp:
 
     async def _health(self) -> str:
         try:
-            await self._services.shard.tick()
+            reason = (await self._services.shard.unready(HEALTH_S)).reason
         except PenstockError as error:
-            return f"NOK - {error}"
-        return "OK"
+            reason = str(error)
+        return f"NOK - {reason}" if reason else "OK"
 
     def info(self, call: ApiCall) -> Answer:
         """Where and what we are."""

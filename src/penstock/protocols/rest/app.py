@@ -44,6 +44,7 @@ from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources,
 from penstock.server.node import Address, Services
 from penstock.server.partition_map import OneNode
 from penstock.server.tally import Tally
+from penstock.server.tasks import HEALTH_S
 from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
 
 
@@ -291,14 +292,21 @@ class RestApp:
         return found
 
     async def healthz(self, exchange: Exchange) -> Answer:
-        """200 if the store takes commands, 503 and the reason if not."""
+        """200 if the store takes commands, 503 and the reason if not. It never waits for the store.
+
+        When some shards do not answer, the answer is 200 all the same, and says which: every node would say so at once
+        when Kafka loses a broker, and a load balancer must not take all of them out.
+        """
         if self._services.is_stopping:
             return _json({"status": "stopping"}, 503)
         try:
-            await self._services.shard.tick()
+            unready = await self._services.shard.unready(HEALTH_S)
         except PenstockError as error:
             return _json({"status": "failing", "reason": str(error)}, 503)
-        return _json({"status": "ok"})
+        shards = {name: getattr(unready, name) for name in ("unserved", "waiting") if getattr(unready, name)}
+        if unready.reason:
+            return _json({"status": "failing", "reason": unready.reason, **shards}, 503)
+        return _json({"status": "degraded" if shards else "ok", **shards})
 
     async def livez(self, exchange: Exchange) -> Answer:
         """200 while the process serves at all: starting it again would not help a store that fails, or a stop."""

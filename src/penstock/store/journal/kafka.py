@@ -22,11 +22,13 @@ Opening.
 When 3 is done, everything is read that anybody has committed, whatever the brokers knew of each other in 2: it stands
 before our marker, and nobody but us can write behind it.
 
-Failures. A commit whose outcome is not known (`CommitFailed`) is the journal's last: the producer is not used again,
-and opening a new journal finds out, after it has fenced this one. A fenced producer means that somebody else has the
-shard (`ShardFenced`), or that this process stood still in the middle of a transaction for so long that Kafka has ended
-it; either way it has to ask who owns the shard. A transaction that Kafka refused, and that could be ended cleanly,
-wrote nothing (`CommitAborted`), and the journal goes on; if it hangs, that is as with an outcome which is not known.
+Failures. A commit that takes its time is asked for again, as long as Kafka keeps its transaction open: a broker that is
+lost costs what Kafka takes to replace it. A commit whose outcome stays unknown (`CommitFailed`) is the journal's last:
+the producer is not used again, and opening a new journal finds out, after it has fenced this one. A fenced producer
+means that somebody else has the shard (`ShardFenced`), or that this process stood still in the middle of a transaction
+for so long that Kafka has ended it; either way it has to ask who owns the shard. A transaction that Kafka refused, and
+that could be ended cleanly, wrote nothing (`CommitAborted`), and the journal goes on; if it hangs, that is as with an
+outcome which is not known.
 
 Time. Kafka forgets that a key was deleted `delete.retention.ms` after the deletion. A table that is older might hold
 keys whose deletion nobody tells it of any more. `LogPosition` therefore carries a time, and whoever keeps one has to
@@ -67,6 +69,9 @@ READ_MESSAGES_MAX = 500
 READ_BYTES = 8 << 20
 LISTED_KEYS = 10_000
 BUFFERED_KBYTES = 256 << 10
+DOUBT_FACTOR = 2
+"""A commit that Kafka has everything of, and of which it has not said whether it is kept, is asked for so many times as
+long as a commit may take. So long Kafka keeps the transaction."""
 SAVE_EVERY_S = 60.0
 """How often it is written down how far the table is, while nothing but proofs is committed."""
 
@@ -189,14 +194,14 @@ class KafkaJournal:
 
     def _made_producer(self) -> Producer:
         options = self._options
-        timeout_ms = int(options.commit_timeout_s * 1000)
+        delivery_ms = int(options.commit_timeout_s * 1000)
         return made_client(
             Producer,
             options,
             client_id=options.transactional_id(self._shard),
             transactional_id=options.transactional_id(self._shard),
-            transaction_timeout_ms=timeout_ms,
-            delivery_timeout_ms=timeout_ms,
+            transaction_timeout_ms=DOUBT_FACTOR * delivery_ms,
+            delivery_timeout_ms=delivery_ms,
             enable_idempotence=True,
             acks="all",
             linger_ms=0,
@@ -311,12 +316,22 @@ class KafkaJournal:
             self._live.begin_transaction()
             self._send(changes, number, both)
             is_committing = True
-            self._live.commit_transaction(self._options.commit_timeout_s)
+            self._end_transaction()
         except KafkaException as error:
             raise self._failed(error.args[0], is_committing) from error
         except BaseException as error:
             self._give_up(CommitFailed(f"{self._what} was interrupted ({type(error).__name__}): outcome not known"))
             raise
+
+    def _end_transaction(self) -> None:
+        """Commit. While nobody knows whether Kafka has it, ask again, for as long as Kafka keeps a transaction open."""
+        deadline_s = time.monotonic() + DOUBT_FACTOR * self._options.commit_timeout_s
+        while True:
+            try:
+                return self._live.commit_transaction(self._options.commit_timeout_s)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= deadline_s:
+                    raise
 
     @property
     def _live(self) -> Producer:

@@ -35,6 +35,9 @@ RESERVED_PROPERTIES = frozenset(
 ANSWERS_PER_COMMIT = 3
 """A broker that says nothing is given up so early that a commit can still succeed elsewhere."""
 ANSWER_MS_MIN = 1_000
+ANSWER_MS_MAX = 3_333
+RECONNECT_MS_MAX = 1_000
+"""How often a broker that is gone is looked for. librdkafka's 10 s would come on top of Kafka's own time."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class KafkaOptions:
     shards: int = 16
     replication_factor: int = 3
     min_insync_replicas: int = 2
-    commit_timeout_s: float = 10.0
+    commit_timeout_s: float = 30.0
     message_bytes_max: int = 4 << 20
     compression: str = "lz4"
     properties: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -96,10 +99,12 @@ class KafkaOptions:
         """How long a broker may take to answer whoever commits, before others are asked, unless `properties` say it.
 
         >>> KafkaOptions("127.0.0.1:9092", "demo", "demo").answer_timeouts()
-        {'request_timeout_ms': 3333, 'socket_timeout_ms': 3333}
+        {'request_timeout_ms': 3333, 'socket_timeout_ms': 3333, 'reconnect_backoff_max_ms': 1000}
         >>> KafkaOptions("127.0.0.1:9092", "demo", "demo", properties={"socket.timeout.ms": 9_000}).answer_timeouts()
-        {'request_timeout_ms': 3333}
+        {'request_timeout_ms': 3333, 'reconnect_backoff_max_ms': 1000}
         """
-        answer_ms = max(ANSWER_MS_MIN, round(self.commit_timeout_s * 1_000) // ANSWERS_PER_COMMIT)
-        names = ("request_timeout_ms", "socket_timeout_ms")
-        return {name: answer_ms for name in names if name.replace("_", ".") not in self.properties}
+        answer_ms = round(self.commit_timeout_s * 1_000) // ANSWERS_PER_COMMIT
+        answer_ms = min(max(ANSWER_MS_MIN, answer_ms), ANSWER_MS_MAX)
+        wanted = {"request_timeout_ms": answer_ms, "socket_timeout_ms": answer_ms}
+        wanted["reconnect_backoff_max_ms"] = RECONNECT_MS_MAX
+        return {name: ms for name, ms in wanted.items() if name.replace("_", ".") not in self.properties}
