@@ -190,8 +190,8 @@ class SnsSettings(_Section, frozen=True):
     http_targets: Annotated[
         list[str],
         Setting(
-            "Hosts that may be called for HTTP(S) subscriptions, besides loopback addresses: names, `*.example.org`, "
-            "addresses, networks, or `*` for all. By default nothing leaves the machine."
+            "Hosts that may be called for HTTP(S) subscriptions: names, `*.example.org`, addresses, networks, or `*` "
+            "for all. A server that listens on a loopback address and has no credentials also calls loopback addresses."
         ),
     ] = []
     http_timeout_s: Annotated[
