@@ -63,7 +63,7 @@ run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metric
 demo: $(SERVING) ## Run the demo: send, receive, fail, retry, dead-letter
 	@$(BIN)/python -m tools.run demo
 
-test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side; what fails is run again alone
+test: $(INSTALLED) ## Run every test, the doctests included, in some processes side by side; what fails is run again alone
 	$(BIN)/python -m tools.test
 
 coverage: $(INSTALLED) ## Say how much of the core and of the embedded store the tests reach, lines and branches; fail below CORE_COVERAGE and STORE_COVERAGE percent
