@@ -63,7 +63,7 @@ run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metric
 demo: $(SERVING) ## Run the demo: send, receive, fail, retry, dead-letter
 	@$(BIN)/python -m tools.run demo
 
-test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side; what fails is run again alone
+test: $(INSTALLED) ## Run every test, the doctests included, in some processes side by side; what fails is run again alone
 	$(BIN)/python -m tools.test
 
 coverage: $(INSTALLED) ## Say how much of the core and of the embedded store the tests reach, lines and branches; fail below CORE_COVERAGE and STORE_COVERAGE percent
@@ -123,9 +123,9 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines.ready.soak --kills $(PIPELINE_KILLS)
 
-interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
+interop: $(INSTALLED) ## Run NSQ's own programs and Airflow's SQS triggers against Penstock (builds and fetches them: needs Go, 400 MB)
 	$(BIN)/python -m bench.nsq_tools
-	INTEROP=1 $(BIN)/python -m pytest tests/protocols/nsq/interop
+	INTEROP=1 $(BIN)/python -m pytest tests/protocols/nsq/interop tests/compat/test_airflow.py
 
 kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (needs Java 17 and Maven), and print where
 	@$(BIN)/python -m tools.kafka up --brokers $(BROKERS)

@@ -1,12 +1,12 @@
-"""Run every test, in several processes side by side.
+"""Run every test, several processes side by side.
 
-Tests wait most of the time: those on Spark and on Kafka for a JVM, the others for disks and timers. Side by side they
-take a fraction of the time that they take one after the other, on two cores. The groups are such that all take about
-as long. The last process runs what the others leave out, so that nothing is missed.
+Tests wait most of the time: for disks, timers and JVMs. One after the other they take about three times as long as
+their processor time. So they are cut into groups, each a process of its own, and a few of these run at a time. When one
+has ended, the next one starts. The last group is whatever no other names, so that nothing is missed.
 
     python -m tools.test [OPTIONS OF PYTEST]
 
-What that one prints is shown as it comes; that of the others when all have ended.
+What a group prints is shown when it has ended, with the time that it took.
 
 A test that failed is run again alone, after all the others. If it fails again, the run fails. If it passes, it is
 flaky: that is said last and loudly, with the logs of both runs, which are also kept in build/flaky/. A flaky test does
@@ -15,15 +15,17 @@ not fail the run. Look at it first all the same: most flaky tests have shown rea
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,19 +33,25 @@ import msgspec
 
 from tools import failed_tests
 
-BESIDE = (
-    ("tests/spark", "tests/pipelines"),
-    (
-        "tests/protocols/nsq/clients",
-        "tests/simulation",
-        "tests/faults",
-        "tests/kill",
-        "tests/outbox",
-        "tests/store",
-        "tests/cluster",
-    ),
+GROUPS = (
+    ("tests/spark",),
+    ("tests/pipelines",),
+    ("tests/client",),
+    ("tests/cluster",),
+    ("tests/docs",),
+    ("tests/protocols/nsq", "tests/protocols/lookup"),
+    ("tests/store", "tests/kill"),
+    ("tests/compat",),
+    ("tests/simulation",),
+    ("tests/attacks", "tests/faults", "tests/outbox"),
+    ("tests/protocols/rest", "tests/protocols/sqs", "tests/protocols/sns", "tests/protocols/websocket"),
+    ("tests/core",),
+    ("tests/server", "tests/upgrade", "tests/transfer"),
+    ("tests/pages", "tests/testing", "tests/deploy"),
 )
-"""What runs beside all the rest: a process for each row."""
+"""What runs in one process, the longest first. Within one, tests on Spark share a session, those on Kafka a broker."""
+SIDE_BY_SIDE = 2 + (os.cpu_count() or 2)
+"""How many processes run at a time. With more, tests that expect something within seconds begin to fail."""
 OTHERS = ("tests", "src/penstock")
 FLAKY = Path("build/flaky")
 """Where the logs of flaky tests are kept until the next run."""
@@ -55,6 +63,7 @@ _FAILED = 1
 """What pytest exits with when tests have failed, and nothing else is wrong."""
 _NO_TESTS = 5
 """What pytest exits with when its options have left no test; fine, if another process has some."""
+_showing = threading.Lock()
 
 
 class Group(NamedTuple):
@@ -70,42 +79,37 @@ class Group(NamedTuple):
         return self.ended and self.status in ((_FAILED,) if self.failed else (0, _NO_TESTS))
 
 
-def main(options: Sequence[str], beside: Sequence[Sequence[str]] = BESIDE, others: Sequence[str] = OTHERS) -> int:
+def main(options: Sequence[str], groups: Sequence[Sequence[str]] = GROUPS, others: Sequence[str] = OTHERS) -> int:
     """Run all groups, and again what failed; the status to exit with."""
     pytest = [sys.executable, "-m", "pytest", "-p", "tools.failed_tests", *_SLOWEST, *options]
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        logs = [Path(directory, str(number)) for number in range(len(beside) + 1)]
-        processes = [stack.enter_context(_beside(pytest, *group)) for group in zip(logs[1:], beside, strict=True)]
-        ignored = [f"--ignore={path}" for paths in beside for path in paths]
-        own = [*pytest, f"{failed_tests.OPTION}={logs[0]}", *ignored, *others]
-        statuses = [subprocess.run(own, check=False).returncode]
-        print("\n== waiting for what runs beside the others", flush=True)
-        statuses += [process.wait() for process in processes]
-        stack.close()
-        groups = [_read(status, log) for status, log in zip(statuses, logs, strict=True)]
-        status = _judge(groups, pytest, directory)
+    left_out = [f"--ignore={path}" for paths in groups for path in paths]
+    with tempfile.TemporaryDirectory() as directory:
+        logs = [Path(directory, str(number)) for number in range(len(groups) + 1)]
+        commands = [[*pytest, f"{failed_tests.OPTION}={log}"] for log in logs]
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+            ran = list(pool.map(_run, commands, logs, [*groups, others], [*([] for _ in groups), left_out]))
+        status = _judge(ran, pytest, directory)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
     print(f"\n== all together took {took_s:.0f} s, and {processor_s:.0f} s of processor time", flush=True)
     return status
 
 
-@contextlib.contextmanager
-def _beside(pytest: list[str], log: Path, paths: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for some of the tests. In the end it is stopped, if it still runs, and what it has said is shown."""
+def _run(pytest: list[str], log: Path, paths: Sequence[str], options: Sequence[str]) -> Group:
+    """Run one group to its end, and show what it has said."""
+    started_s = time.monotonic()
     with tempfile.TemporaryFile() as said:
-        command = [*pytest, f"{failed_tests.OPTION}={log}", *paths]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            print(f"\n== {', '.join(paths)} (beside the others)", flush=True)
-            said.seek(0)
+        process = subprocess.Popen([*pytest, *options, *paths], stdout=said, stderr=subprocess.STDOUT)
+        _, ended, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(ended)
+        took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
+        said.seek(0)
+        with _showing:
+            print(f"\n== {', '.join(paths)}: {took_s:.0f} s, {processor_s:.0f} s of processor time", flush=True)
             sys.stdout.buffer.write(said.read())
             sys.stdout.buffer.flush()
+    return _read(process.returncode, log)
 
 
 def _read(status: int, log: Path) -> Group:

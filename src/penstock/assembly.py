@@ -16,10 +16,11 @@ from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
+from penstock.protocols.sns.http_targets import HttpTargets
 from penstock.protocols.sqs.server import SqsFrontEnd, check_header, refuse_request
 from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
-from penstock.server.settings import Settings
+from penstock.server.settings import Settings, is_loopback
 
 
 def greeting(ready: Ready, *, needs_token: bool, has_console: bool) -> str:
@@ -114,9 +115,13 @@ def sqs_header_check(services: Services) -> Handler:
 
 def sqs_handler(services: Services) -> Handler:
     """The SQS front end of a node, with SNS; what is published to its topics is delivered from here."""
-    front_end = SqsFrontEnd(
-        services.shard, services.settings.sqs, services.credentials, services.budget, services.settings.sns
+    settings, credentials = services.settings, services.credentials
+    targets = HttpTargets(
+        settings.sns.http_targets,
+        loopback=is_loopback(settings.server.host) and not credentials.are_required,
+        own_ports=lambda: {each.port for each in services.listening.values()},
     )
+    front_end = SqsFrontEnd(services.shard, settings.sqs, credentials, services.budget, settings.sns, targets)
     if not services.shard.read_only:
         front_end.sns.deliveries.start()
         services.metric_sources.append(front_end.sns.deliveries.families)

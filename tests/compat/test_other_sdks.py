@@ -1,4 +1,4 @@
-"""AWS's SDKs for other languages: for JavaScript (npm) and for Go (Go's proxy), each once, against a real server.
+"""AWS's SDKs for other languages: JavaScript (npm), Go (its proxy) and Java (Maven), each once, against a real server.
 
 Their packages are fetched when a test runs for the first time, and kept in pytest's cache.
 """
@@ -85,4 +85,47 @@ def test_the_sdk_for_go_sends_receives_and_deletes(server: Server, pytestconfig:
         "raw": "[0 255]",
         "deleted": 3,
         "gone": True,
+    }
+
+
+def test_the_sdk_for_java_works_with_queues_and_topics(server: Server, pytestconfig: pytest.Config) -> None:
+    if shutil.which("java") is None or shutil.which("mvn") is None:
+        cannot("there is no java, or no mvn, so the AWS SDK for Java was not tried")
+    assert pytestconfig.cache is not None
+    where = Path(pytestconfig.cache.mkdir("sdk-java"))
+    project = SOURCES / "java" / "pom.xml"
+    if not (where / "jars").exists() or (where / "pom.xml").read_bytes() != project.read_bytes():
+        shutil.rmtree(where / "jars", ignore_errors=True)
+        copied = run(
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            project,
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={where}/jars",
+            where=where,
+        )
+        if copied.returncode:
+            shutil.rmtree(where / "jars", ignore_errors=True)
+            cannot(f"Maven cannot fetch the AWS SDK for Java: {copied.stdout[-300:]}")
+        shutil.copy(project, where)
+    ran = run(
+        "java",
+        "-Dfile.encoding=UTF-8",
+        "-Dstdout.encoding=UTF-8",
+        "-cp",
+        "jars/*",
+        SOURCES / "java" / "Walk.java",
+        server.url,
+        where=where,
+    )
+    assert saw(ran) == {
+        "sent": 2,
+        "bodies": ["grüße", "one", "two"],
+        "raw": 2,
+        "deleted": 3,
+        "gone": True,
+        "published": ["order"],
+        "missing": True,
     }

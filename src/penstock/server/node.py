@@ -75,6 +75,8 @@ class Services:
     """Of a process among several: what it counts, and what the others do, told apart by a label."""
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)
     """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
+    listening: dict[str, Address] = field(default_factory=dict)
+    """Where the front ends listen, by their names, as far as they have started."""
     is_stopping: bool = False
     budget: Budget = field(init=False)
     """What all connections of this process may hold together."""
@@ -218,7 +220,7 @@ class Node:
         return AsyncShard(shard, commit_in_thread=self._settings.server.commit_in_thread)
 
     async def _listen(self) -> dict[str, Address]:
-        listening: dict[str, Address] = {}
+        listening = self.services.listening
         for front_end in self._front_ends:
             try:
                 listening[front_end.name] = await front_end.start(self.services)

@@ -20,7 +20,15 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.core.errors import InvalidConfig, InvalidRequest, PenstockError
-from penstock.core.queues.config import SETTINGS, QueueConfig, check_name, kind_of, read_changes
+from penstock.core.queues.config import (
+    BATCH_BYTES_MAX,
+    MARKED_BYTES_MAX,
+    SETTINGS,
+    QueueConfig,
+    check_name,
+    kind_of,
+    read_changes,
+)
 from penstock.core.settings import SECOND_MS, Declared, Setting, declared, with_settings
 from penstock.core.traits import Right
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
@@ -190,8 +198,8 @@ class SnsSettings(_Section, frozen=True):
     http_targets: Annotated[
         list[str],
         Setting(
-            "Hosts that may be called for HTTP(S) subscriptions, besides loopback addresses: names, `*.example.org`, "
-            "addresses, networks, or `*` for all. By default nothing leaves the machine."
+            "Hosts that may be called for HTTP(S) subscriptions: names, `*.example.org`, addresses, networks, or `*` "
+            "for all. A server that listens on a loopback address and has no credentials also calls loopback addresses."
         ),
     ] = []
     http_timeout_s: Annotated[
@@ -371,6 +379,16 @@ class RestSettings(_Section, frozen=True):
         int, Setting("Bytes of bodies in one response. What is beyond stays where it is.", 1, live=True)
     ] = 32 * 1024 * 1024
     sessions_max: Annotated[int, Setting("Sessions that are open at once.", 1, live=True)] = 100_000
+    publish_bytes_max: Annotated[
+        int,
+        Setting(
+            "Bytes of values that Spark may publish in one commit, at most 4 GiB. They are in memory until they are "
+            "written, and all other commits wait that long.",
+            1,
+            MARKED_BYTES_MAX,
+            live=True,
+        ),
+    ] = BATCH_BYTES_MAX
 
 
 class WebsocketSettings(_Section, frozen=True):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -243,15 +244,30 @@ def test_a_publish_of_a_piece_that_is_not_there_does_nothing(writer: Connection)
     assert publish(writer, "t5", ["a"], "job-5", 0)["messages"] == 1
 
 
-def test_more_than_one_commit_takes_is_refused_and_nothing_is_sent(writer: Connection, reader: ServerPlace) -> None:
+def test_more_than_one_commit_takes_is_refused_and_goes_through_once_the_limit_is_raised(
+    server: Server, writer: Connection, reader: ServerPlace
+) -> None:
     send(writer, piece("r5a", b"before"))
     stage(writer, "t5a", "a", piece("r5a", *[bytes(1_000_000)] * 30))
-    with pytest.raises(ServerFailed, match="limit the batches of a stream with maxOffsetsPerTrigger") as failed:
+    with pytest.raises(ServerFailed, match="raise publish_bytes_max in .rest. of the server") as failed:
         publish(writer, "t5a", ["a"] * 9, "job-5a", 0)
     assert (failed.value.code, failed.value.status) == ("batch_too_large", 413)
     assert values(reader, "r5a") == [b"before"]
-    stage(writer, "t5a", "b", piece("r5a", b"after"))
-    assert publish(writer, "t5a", ["b"], "job-5a", 0)["messages"] == 1
+    config = server.directory / "penstock.toml"
+    config.write_text(CONFIG + "[rest]\npublish_bytes_max = 300_000_000\n")
+    server.process.send_signal(signal.SIGHUP)
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            assert publish(writer, "t5a", ["a"] * 9, "job-5a", 0)["messages"] == 270
+            break
+        except ServerFailed:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+    server.kill()
+    server.start()
+    assert publish(writer, "t5a", ["a"] * 9, "job-5a", 0)["already_done"]
+    assert [len(value) for value in values(reader, "r5a")] == [6, *[1_000_000] * 270]
 
 
 def test_an_aborted_write_is_gone(writer: Connection) -> None:

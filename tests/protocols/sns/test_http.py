@@ -15,6 +15,7 @@ import pytest
 from penstock.protocols.sns import http_delivery
 from penstock.protocols.sns.delivery_policy import RETRY_DEFAULTS, RetryPolicy
 from penstock.protocols.sns.http_delivery import Failed, HttpPoster
+from penstock.protocols.sns.http_targets import HttpTargets, NotAllowed
 from penstock.protocols.sns.signing import make_signer
 from penstock.server.settings import SnsSettings
 from tests.compat.server import Server, serving
@@ -22,6 +23,7 @@ from tests.protocols.sns.conftest import sns_client
 from tests.protocols.sns.endpoint import endpoint, fetched, subscribed
 from tests.protocols.sns.test_sns import ARN, error_of, received
 
+CREDENTIALS = '[[credentials]]\naccess_key = "ADMIN"\nsecret_key = "admin-secret-1234567890"\n'
 QUICK = json.dumps({"healthyRetryPolicy": {"numRetries": 3, "numNoDelayRetries": 3}})
 
 
@@ -186,6 +188,36 @@ def test_the_server_calls_nobody_that_it_may_not(sns: Any, sqs: Any, name: str) 
         )
 
 
+def test_the_server_never_calls_itself(server: Server, sns: Any, name: str) -> None:
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    for host in ("127.0.0.1", "localhost", "127.0.0.2", "[::ffff:127.0.0.1]"):
+        for port in (server.port, server.http_port):
+            url = f"http://{host}:{port}/?Action=Publish&TopicArn={topic}&Message=x"
+            code, message = error_of(sns.subscribe, TopicArn=topic, Protocol="http", Endpoint=url)
+            assert (code, message.endswith(f":{port} is this server itself")) == ("InvalidParameter", True)
+    # an address of the machine that is no loopback address shows when the connection is there
+    targets = HttpTargets(["*"], own_ports=lambda: {4151})
+    targets.check_peer("10.0.0.5", "10.0.0.6", 4151)
+    with pytest.raises(NotAllowed):
+        targets.check_peer("10.0.0.5", "10.0.0.5", 4151)
+
+
+@pytest.mark.parametrize(("flags", "config"), [((), CREDENTIALS), (("--host", "0.0.0.0", "--insecure"), "")], ids=["credentials", "open"])
+def test_who_is_not_known_to_be_on_the_machine_cannot_have_its_ports_called(
+    tmp_path: Path, flags: tuple[str, ...], config: str
+) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(config)
+    path.chmod(0o600)
+    with serving(tmp_path, "--config", str(path), *flags) as server, endpoint() as there:
+        sns = sns_client(server, "ADMIN", "admin-secret-1234567890")
+        topic = sns.create_topic(Name="news")["TopicArn"]
+        assert error_of(sns.subscribe, TopicArn=topic, Protocol="http", Endpoint=there.url) == (
+            "InvalidParameter",
+            "Invalid parameter: Unreachable endpoint Reason: localhost is not in [sns] http_targets",
+        )
+
+
 def test_an_https_endpoint_is_reached_if_its_certificate_is_trusted(tmp_path: Path) -> None:
     from tests.protocols.sns.certificates import make_certificate
 
@@ -205,7 +237,7 @@ def test_an_https_endpoint_is_reached_if_its_certificate_is_trusted(tmp_path: Pa
 
 def test_with_credentials_a_link_needs_no_signature_and_gives_no_other_right(tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
-    config.write_text('[[credentials]]\naccess_key = "ADMIN"\nsecret_key = "admin-secret-1234567890"\n')
+    config.write_text(CREDENTIALS + '[sns]\nhttp_targets = ["localhost"]\n')
     config.chmod(0o600)
     with serving(tmp_path, "--config", str(config)) as server, endpoint() as there:
         sns, sqs = (sns_client(server, "ADMIN", "admin-secret-1234567890", each) for each in ("sns", "sqs"))
@@ -350,7 +382,9 @@ def test_an_answer_that_is_no_http_is_a_failed_delivery(answer: bytes) -> None:
         async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(Failed):
-                await HttpPoster(SnsSettings()).post(f"http://127.0.0.1:{port}/", {}, b"x")
+                await HttpPoster(SnsSettings(), HttpTargets([], loopback=True)).post(
+                    f"http://127.0.0.1:{port}/", {}, b"x"
+                )
 
     asyncio.run(post())
 
@@ -369,7 +403,7 @@ def test_connections_that_nobody_uses_any_more_are_closed(monkeypatch: pytest.Mo
 
     async def post() -> None:
         async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
-            poster = HttpPoster(SnsSettings())
+            poster = HttpPoster(SnsSettings(), HttpTargets([], loopback=True))
             for number in range(5):
                 await poster.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/{number}", {}, b"")
             async with asyncio.timeout(3):

@@ -385,8 +385,12 @@ def test_the_program_of_the_documentation_works(server: Server) -> None:
     exec(program.replace("http://127.0.0.1:9324", server.url), {})
 
 
-def test_a_topic_is_not_subscribed_to_itself(sns: Any, name: str) -> None:
+def test_a_topic_is_not_subscribed_to_a_topic(sns: Any, name: str) -> None:
     topic = sns.create_topic(Name=name)["TopicArn"]
-    for protocol, endpoint in (("penstock", f"sns.{name}"), ("sqs", f"{ARN}sns.{name}")):
-        code, _ = error_of(sns.subscribe, TopicArn=topic, Protocol=protocol, Endpoint=endpoint)
-        assert code == "InvalidParameter"
+    for target in (name, f"{name}-other"):
+        for protocol, endpoint in (("penstock", f"sns.{target}"), ("sqs", f"{ARN}sns.{target}")):
+            code, message = error_of(sns.subscribe, TopicArn=topic, Protocol=protocol, Endpoint=endpoint)
+            assert (code, "a topic cannot be subscribed to a topic" in message) == ("InvalidParameter", True)
+    dead = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": f"{ARN}sns.{name}"})}
+    code, _ = error_of(sns.subscribe, TopicArn=topic, Protocol="sqs", Endpoint=f"{ARN}q", Attributes=dead)
+    assert code == "InvalidParameter"

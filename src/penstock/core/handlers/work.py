@@ -34,7 +34,13 @@ from penstock.core.errors import (
     WorkRefused,
 )
 from penstock.core.handlers.checks import check_lease, check_queue_id
-from penstock.core.queues.config import BATCH_BYTES_MAX, MESSAGE_BYTES_CEILING, QueueConfig, config_for
+from penstock.core.queues.config import (
+    BATCH_BYTES_MAX,
+    MARKED_BYTES_MAX,
+    MESSAGE_BYTES_CEILING,
+    QueueConfig,
+    config_for,
+)
 from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:
@@ -90,7 +96,7 @@ class UnitsOfWork:
     def _do_work(self, command: CommitWork) -> list[Sent]:
         if self.broker.meta.shards == 1:
             self._check_acks(command.acks)
-            self._check_sends(command.sends)
+            self._check_sends(command.sends, _bytes_max(command))
             return [] if command.check_only else self._work(command.acks, command.sends)
         return self._do_work_over_shards(command)
 
@@ -119,7 +125,7 @@ class UnitsOfWork:
                 raise WorkRefused(f"a message of queue {channel.queue.name!r} is taken twice in one unit of work")
         return list(spans_of.items())
 
-    def _check_sends(self, sends: list[Send]) -> None:
+    def _check_sends(self, sends: list[Send], bytes_max: int) -> None:
         """Raise what is wrong with a unit of work's sends, before anything has happened."""
         broker = self.broker
         groups_of: dict[str, list[str | None]] = {}
@@ -138,7 +144,7 @@ class UnitsOfWork:
             config = new.setdefault(send.queue, config_for(send.queue, send.config)) if queue is None else queue.config
             size += broker.sending.check(send, config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
-        _check_work_size(size)
+        _check_work_size(size, bytes_max)
         for name, groups in groups_of.items():
             queue = broker.queues.get(name) or Queue(broker, 0, name, new[name], broker.now_ms)
             broker.sending.check_rate(queue, groups, count_them=False)
@@ -153,12 +159,12 @@ class UnitsOfWork:
         acks = [ack for ack, shard in zip(command.acks, ack_shards, strict=True) if shard == here]
         sends = [send for send, shard in zip(command.sends, send_shards, strict=True) if shard == here]
         self._check_acks(acks)
-        self._check_sends(sends)
+        self._check_sends(sends, _bytes_max(command))
         sizes = [
             0 if shard == here else self.broker.sending.check(send, _ANY_QUEUE)[0]
             for send, shard in zip(command.sends, send_shards, strict=True)
         ]
-        _check_work_size(sum(sizes))
+        _check_work_size(sum(sizes), _bytes_max(command))
         if command.check_only:
             return []
         sent = iter(self._work(acks, sends))
@@ -216,6 +222,10 @@ def _not_its_own(queue: str, span: Span) -> WorkRefused:
     )
 
 
-def _check_work_size(size: int) -> None:
-    if size > BATCH_BYTES_MAX:
-        raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {BATCH_BYTES_MAX}")
+def _bytes_max(command: CommitWork) -> int:
+    return BATCH_BYTES_MAX if command.mark is None else MARKED_BYTES_MAX
+
+
+def _check_work_size(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {bytes_max}")

@@ -58,7 +58,6 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import AccessDenied, BatchTooLarge, InvalidRequest, QueueNotFound
 from penstock.core.handlers.marks import Marks
-from penstock.core.queues.config import BATCH_BYTES_MAX
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.protocols.bulk.requests import (
@@ -338,7 +337,7 @@ class Bulk(Resource):
             ):  # just now: asked before, over a connection that broke
                 return PublishReply(0, already_done=True)
             raise
-        sends = await asyncio.to_thread(_sends_of_all, pieces, caller)
+        sends = await asyncio.to_thread(_sends_of_all, pieces, caller, self.settings.publish_bytes_max)
         work = CommitWork(acks=[], sends=sends, mark=(owned(principal, body.name), body.number))
         replies = await self.shard.call(work)
         await self._drop_soon(staging, token)
@@ -419,18 +418,20 @@ def _sends(piece: bytes | memoryview, caller: Caller, *, sizes_only: bool = Fals
     return sends
 
 
-def _sends_of_all(pieces: Sequence[memoryview], caller: Caller) -> list[Send]:
+def _sends_of_all(pieces: Sequence[memoryview], caller: Caller, bytes_max: int) -> list[Send]:
     """What pieces hold; no more of them is read than one commit takes."""
     sends: list[Send] = []
-    left = BATCH_BYTES_MAX
+    left = bytes_max
     for piece in pieces:
         some = _sends(piece, caller)
         left -= sum(len(each.bodies.data) for each in some if isinstance(each.bodies, PackedBodies))
         if left < 0:
             raise BatchTooLarge(
-                f"the pieces hold more than {BATCH_BYTES_MAX} bytes, and one commit takes no more: publish less "
-                "at once (in Spark: limit the batches of a stream with maxOffsetsPerTrigger or maxBytesPerTrigger, "
-                "write a table in parts, or send with delivery=at-least-once)"
+                f"the pieces have {sum(map(len, pieces))} bytes, and one commit takes {bytes_max}: raise "
+                "publish_bytes_max in [rest] of the server, and publish again (in Spark: start the stream again, with "
+                "the same checkpoint); or publish less at once (limit the batches of a stream with "
+                "maxOffsetsPerTrigger or maxBytesPerTrigger from its first one on, write a table in parts, or send "
+                "with delivery=at-least-once)"
             )
         sends += some
     return sends

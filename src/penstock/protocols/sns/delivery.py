@@ -49,12 +49,12 @@ from penstock.protocols.sns.delivery_policy import RetryPolicy, retry_policy
 from penstock.protocols.sns.envelope import Envelopes, Outgoing, Ticket, confirmation, seal
 from penstock.protocols.sns.filters import Filter, compile_policy
 from penstock.protocols.sns.http_delivery import AT_ONCE, Failed, HttpPoster, Pace, headers_of
+from penstock.protocols.sns.http_targets import HttpTargets
 from penstock.protocols.sns.signing import Signatures, Signer
 from penstock.protocols.sns.topics import (
     ARCHIVE,
     CHANNEL_PREFIX,
     NOT_SENT,
-    PREFIX,
     REPLAY_SUFFIX,
     SUBSCRIPTION_LABEL,
     TO_HTTP,
@@ -66,7 +66,6 @@ from penstock.protocols.sns.topics import (
     without,
 )
 from penstock.protocols.sqs.errors import SqsError
-from penstock.protocols.sqs.names import Arns
 from penstock.server.settings import SnsSettings
 from penstock.server.shard import ShardClosed
 from penstock.server.shards import QueueView, Shards
@@ -86,6 +85,7 @@ _PAUSE_S = 1.0
 _REPLAY_POLL_S = 0.1
 _SIGNED_AT_ONCE = 8
 """A signature takes a millisecond: after so many, others get their turn."""
+NO_TOPIC = "a topic cannot be subscribed to a topic: two of them could send each other messages for ever"
 _LEASE_SPARE_S = 5.0
 """Beyond the time that an endpoint has. What a crashed process was posting is posted again after both."""
 
@@ -93,14 +93,12 @@ _LEASE_SPARE_S = 5.0
 class Deliveries:
     """Delivers what is published to the topics of this process, from `start` until the shard is closed."""
 
-    def __init__(self, shard: Shards, topics: Topics, topic_arn_prefix: str, arns: Arns, settings: SnsSettings) -> None:
+    def __init__(self, shard: Shards, topics: Topics, settings: SnsSettings, targets: HttpTargets) -> None:
         self._shard = shard
         self._topics = topics
-        self._topic_arn_prefix = topic_arn_prefix
-        self._arns = arns
         self._settings = settings
         self._signatures = Signatures()
-        self.poster = HttpPoster(settings)
+        self.poster = HttpPoster(settings, targets)
         self.counts: Counter[tuple[str, str]] = Counter()
         """Messages, by the protocol of the subscription and what became of them."""
         self._tasks: dict[tuple[int, str], asyncio.Task[None]] = {}
@@ -139,7 +137,7 @@ class Deliveries:
     # -- which topics and subscriptions are ours --
 
     def _on_event(self, event: CatalogEvent) -> None:
-        if event.queue.startswith(PREFIX) and not self._scan_is_due:
+        if not self._scan_is_due and self._topics.is_topic(event.queue):
             self._scan_is_due = True
             asyncio.get_running_loop().call_soon(self._scan)
 
@@ -158,7 +156,7 @@ class Deliveries:
         loop = asyncio.get_running_loop()
         try:
             queues = self._shard.identity.local_queues
-            names = [name for name in self._shard.identity.part_names() if name.startswith(PREFIX)]
+            names = [name for name in self._shard.identity.part_names() if self._topics.is_topic(name)]
         except PenstockError:  # the store is being opened again
             return left_over
         for name in names:
@@ -344,7 +342,10 @@ class Deliveries:
         sends: list[Send] = []
         if good:
             await self._shard.know(found.target)
-            if found.target in self._shard.identity.queues:
+            if self._topics.is_topic(found.target):  # an earlier build let that be
+                bad += [msgspec.structs.replace(each, refusal=NO_TOPIC) for each in good]
+                good = []
+            elif found.target in self._shard.identity.queues:
                 sends.append(self._send(found.target, good))
             else:
                 bad += [msgspec.structs.replace(each, refusal="the queue does not exist") for each in good]
@@ -372,8 +373,8 @@ class Deliveries:
     async def dead_letters(self, found: Subscription, bad: list[Outgoing]) -> list[Send]:
         """The sends to the dead-letter queue of a subscription, if it has one that is there."""
         policy = msgspec.json.decode(found.attributes.get("RedrivePolicy") or "{}")
-        target = self._arns.name(policy.get("deadLetterTargetArn", "")) if isinstance(policy, dict) else None
-        if target is None or not bad:
+        target = self._topics.arns.name(policy.get("deadLetterTargetArn", "")) if isinstance(policy, dict) else None
+        if target is None or not bad or self._topics.is_topic(target):
             return []
         await self._shard.know(target)
         if target not in self._shard.identity.queues:
@@ -417,7 +418,7 @@ class Deliveries:
         task.add_done_callback(lambda done: self._confirming.pop(key) if self._confirming.get(key) is done else None)
 
     async def _confirm(self, kind: str, queue_id: int, queue: str, subscription_id: str, found: Subscription) -> None:
-        arn = f"{self._topic_arn_prefix}{queue.removeprefix(PREFIX)}:{subscription_id}"
+        arn = f"{self._topics.arn(queue)}:{subscription_id}"
         restored = found if kind == "UnsubscribeConfirmation" else None
         now_ms = self._shard.now_ms()
         token = seal(Ticket(queue_id, subscription_id, now_ms, restored), self._shard.identity.meta.secret)
@@ -457,7 +458,7 @@ class _Worker:
         self._deliveries = deliveries
         self._shard = deliveries._shard
         self._name = name
-        self._arn = f"{deliveries._topic_arn_prefix}{name.removeprefix(PREFIX)}:{subscription_id}"
+        self._arn = f"{deliveries._topics.arn(name)}:{subscription_id}"
         self._channel = channel
         self._known: Subscription | None = None
         self._wanted: Filter | None = None

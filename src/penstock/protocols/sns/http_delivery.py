@@ -82,8 +82,8 @@ class _Connection:
 class HttpPoster:
     """Posts to the endpoints that may be called, and keeps some connections for the next message."""
 
-    def __init__(self, settings: SnsSettings) -> None:
-        self.targets = HttpTargets(settings.http_targets)
+    def __init__(self, settings: SnsSettings, targets: HttpTargets) -> None:
+        self.targets = targets
         self._timeout_s = settings.http_timeout_s
         self._authority = settings.http_ca
         self._tls: ssl.SSLContext | None = None
@@ -131,6 +131,12 @@ class HttpPoster:
             server_hostname=endpoint.host if endpoint.is_tls else None,
             limit=_HEADER_BYTES_MAX,
         )
+        local, peer = writer.get_extra_info("sockname")[0], writer.get_extra_info("peername")[0]
+        try:
+            self.targets.check_peer(local, peer, endpoint.port)
+        except NotAllowed:
+            writer.close()
+            raise
         return await self._posted_over(_Connection(reader, writer), endpoint, head, body)
 
     async def _posted_over(self, connection: _Connection, endpoint: Endpoint, head: bytes, body: bytes) -> int:

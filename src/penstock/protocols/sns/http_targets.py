@@ -1,9 +1,12 @@
 """Which hosts may be called for a subscription: `[sns] http_targets`.
 
-Whoever may subscribe makes the server call a URL of his choice. So the server calls nobody but its own machine
-(loopback addresses), unless a host is listed: by its name, by a pattern of names (`*.example.org`), by an address or a
-network, or `*` for all. A name that is not listed is let through if every address that it stands for may be called. The
-address that was checked is the one that is called.
+Whoever may subscribe makes the server call a URL of his choice. So the server calls only hosts that are listed: by
+name, by a pattern of names (`*.example.org`), by an address or a network, or `*` for all. A server that serves its own
+machine only, to everybody there (no credentials), also calls loopback addresses: whoever can ask for it could call them
+himself. A name that is not listed is let through if every address that it stands for may be called. The address that
+was checked is the one that is called.
+
+The server never calls its own ports, listed or not: a notification that is a request to the same server has no end.
 """
 
 from __future__ import annotations
@@ -11,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-_LOOPBACK = ("127.0.0.0/8", "::1")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -66,14 +68,20 @@ class HttpTargets:
     >>> targets.allows_name("hooks.example.org"), targets.allows_name("example.com")
     (True, False)
     >>> targets.allows_address("10.1.2.3"), targets.allows_address("127.0.0.1"), targets.allows_address("192.0.2.1")
-    (True, True, False)
+    (True, False, False)
+    >>> HttpTargets([], loopback=True).allows_address("127.0.0.1")
+    True
     """
 
-    def __init__(self, listed: Iterable[str]) -> None:
+    def __init__(
+        self, listed: Iterable[str], *, loopback: bool = False, own_ports: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        self._loopback = loopback
+        self._own_ports = own_ports
         self._all = False
         self._names: list[str] = []
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
-        for each in (*_LOOPBACK, *listed):
+        for each in listed:
             if each == "*":
                 self._all = True
                 continue
@@ -91,10 +99,12 @@ class HttpTargets:
 
     def allows_address(self, address: str) -> bool:
         """Whether an address is listed."""
-        found = ipaddress.ip_address(address.partition("%")[0])
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        return self._all or any(found.version == each.version and found in each for each in self._networks)
+        found = _address(address)
+        return (
+            self._all
+            or (self._loopback and found.is_loopback)
+            or any(found.version == each.version and found in each for each in self._networks)
+        )
 
     async def resolve(self, endpoint: Endpoint) -> str:
         """The address to call; `NotAllowed` if there is none that may be called."""
@@ -105,10 +115,25 @@ class HttpTargets:
         else:
             if not self.allows_address(endpoint.host):
                 raise NotAllowed(f"{endpoint.host} is not in [sns] http_targets")
-            return endpoint.host
+            return self._not_our_own(endpoint.host, endpoint.port)
         by_name = self.allows_name(endpoint.host)
         found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         addresses = [str(address[0]) for _, _, _, _, address in found]
         if not by_name and not all(self.allows_address(each) for each in addresses):
             raise NotAllowed(f"{endpoint.host} is not in [sns] http_targets")
-        return addresses[0]
+        return self._not_our_own(addresses[0], endpoint.port)
+
+    def _not_our_own(self, address: str, port: int) -> str:
+        if _address(address).is_loopback:
+            self.check_peer(address, address, port)
+        return address
+
+    def check_peer(self, local: str, peer: str, port: int) -> None:
+        """Raise `NotAllowed` for a port of this server: who connects to his own machine has the address of his peer."""
+        if local == peer and port in self._own_ports():
+            raise NotAllowed(f"{peer}:{port} is this server itself")
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    found = ipaddress.ip_address(text.partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found

@@ -11,10 +11,11 @@ from penstock.core.commands import Command
 from penstock.core.errors import QueueNotFound
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.delivery import Deliveries
-from penstock.protocols.sns.topics import PREFIX, Subscription, Topic, Topics, subscription_of
+from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.topics import Subscription, Topic, Topics, subscription_of
 from penstock.protocols.sns.wire import NOT_FOUND, invalid
 from penstock.protocols.sqs.errors import SqsError
-from penstock.protocols.sqs.names import Arns
+from penstock.protocols.sqs.names import ACCOUNT, REGION, TOPIC_PREFIX, Arns, Scope
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SnsSettings, SqsSettings
 from penstock.server.shards import Shards
@@ -31,11 +32,12 @@ STRANGER = Principal("stranger", "", [])
 
 
 class Caller:
-    """Who calls, and where they reached the server."""
+    """Who calls, and where they reached the server. `scope` is their account and region; who visits a link has none."""
 
-    def __init__(self, principal: Principal, url: str) -> None:
+    def __init__(self, principal: Principal, url: str, scope: Scope | None = None) -> None:
         self.principal = principal
         self.url = url
+        self.scope = scope
 
     @property
     def is_known(self) -> bool:
@@ -54,16 +56,12 @@ _UNCHECKED = Caller(ANYBODY, "")
 class ActionsBase:
     """The ground that actions stand on."""
 
-    def __init__(self, shard: Shards, settings: SqsSettings, sns: SnsSettings) -> None:
+    def __init__(self, shard: Shards, settings: SqsSettings, sns: SnsSettings, targets: HttpTargets) -> None:
         self._shard = shard
-        self._account = settings.account
-        self._arn_prefix = f"arn:aws:sns:{settings.region}:{settings.account}:"
         self._arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
-        self._topics = Topics(shard)
-        self.deliveries = Deliveries(shard, self._topics, self._arn_prefix, self._arns, sns)
-
-    def _arn(self, queue: str) -> str:
-        return self._arn_prefix + queue.removeprefix(PREFIX)
+        self._topics = Topics(shard, self._arns)
+        self._arn = self._topics.arn
+        self.deliveries = Deliveries(shard, self._topics, sns, targets)
 
     def _queue(self, caller: Caller, arn: str, *kinds: type[Command]) -> str:
         """The queue of a topic, if the caller may do one of these commands there."""
@@ -74,7 +72,14 @@ class ActionsBase:
                 if len(parts) < 6
                 else "TopicArn"
             )
-        queue = PREFIX + parts[5]
+        _, _, _, region, account, name = parts
+        if self._arns.are_many and (
+            not ACCOUNT.match(account)
+            or not REGION.match(region)
+            or (caller.scope is not None and region != caller.scope.region)
+        ):
+            raise invalid("TopicArn")
+        queue = self._arns.inside(account, region, TOPIC_PREFIX + name)
         caller.check(queue, *kinds)
         return queue
 

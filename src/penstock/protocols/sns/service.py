@@ -10,10 +10,12 @@ from typing import Any
 from penstock.core.errors import PenstockError
 from penstock.protocols.http import PLAIN_TEXT, Exchange
 from penstock.protocols.sns import wire
+from penstock.protocols.sns.http_targets import HttpTargets
 from penstock.protocols.sns.publish_actions import PublishActions
 from penstock.protocols.sns.requests import STRANGER, Caller
 from penstock.protocols.sns.subscription_actions import SubscriptionActions
 from penstock.protocols.sqs.errors import INTERNAL_FAILURE, UNKNOWN_OPERATION, SqsError
+from penstock.protocols.sqs.names import Scope
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SnsSettings, SqsSettings
 from penstock.server.shards import Shards
@@ -51,13 +53,13 @@ _CERTIFICATE_PATH = "/SimpleNotificationService-"
 class SnsService(SubscriptionActions, PublishActions):
     """Answers SNS requests from a shard, and delivers what is published."""
 
-    def __init__(self, shard: Shards, settings: SqsSettings, sns: SnsSettings) -> None:
-        super().__init__(shard, settings, sns)
+    def __init__(self, shard: Shards, settings: SqsSettings, sns: SnsSettings, targets: HttpTargets) -> None:
+        super().__init__(shard, settings, sns, targets)
         self._answering: set[asyncio.Task[None]] = set()
 
-    def handle(self, exchange: Exchange, principal: Principal, fields: dict[str, str], url: str) -> None:
+    def handle(self, exchange: Exchange, principal: Principal, scope: Scope, fields: dict[str, str], url: str) -> None:
         """Answer a request, later. `url` is where the client reached the server."""
-        self._later(self._answer(exchange, Caller(principal, url), fields))
+        self._later(self._answer(exchange, Caller(principal, url, scope), fields))
 
     def handle_link(self, exchange: Exchange, fields: dict[str, str], url: str, *, may_all: bool) -> bool:
         """Answer an unsigned GET of a link that is in notifications. Whether it is one."""

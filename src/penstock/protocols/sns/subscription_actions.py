@@ -20,6 +20,7 @@ from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.queues.config import QueueConfig, check_name
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.archive import replayed_between
+from penstock.protocols.sns.delivery import NO_TOPIC
 from penstock.protocols.sns.delivery_policy import effective_for_subscription, read_subscription_policy
 from penstock.protocols.sns.envelope import open_token
 from penstock.protocols.sns.filters import compile_policy
@@ -82,8 +83,8 @@ class SubscriptionActions(TopicActions):
         attributes = map_of(members, "Attributes")
         info, _ = await self._topics.find(queue)
         target = await self._check_endpoint(caller, protocol, endpoint, info.config.is_fifo)
-        if target == queue:
-            raise invalid("Endpoint Reason: a topic that gets its own messages would never end")
+        if target and self._topics.is_topic(target):
+            raise invalid(f"Endpoint Reason: {NO_TOPIC}")
         for attribute, value in list(attributes.items()):
             self._check_attribute(caller, attribute, value, attributes, protocol)
         if attributes.get("ReplayPolicy") and not info.config.is_fifo:
@@ -95,6 +96,7 @@ class SubscriptionActions(TopicActions):
             target,
             caller.url,
             caller.principal.name,
+            "" if caller.scope is None or caller.scope.account == self._topics.account(queue) else caller.scope.account,
             attributes,
             is_pending=needs_confirmation,
             made_ms=self._shard.now_ms(),
@@ -249,12 +251,13 @@ class SubscriptionActions(TopicActions):
 
     def _listed(self, info: QueueInfo) -> list[tuple[str, dict[str, str]]]:
         arn, now_ms = self._arn(info.name), self._shard.now_ms()
+        owner = self._topics.account(info.name)
         return [
             (
                 subscription_id,
                 {
                     "SubscriptionArn": _PENDING_ARN if each.is_pending else f"{arn}:{subscription_id}",
-                    "Owner": self._account,
+                    "Owner": each.account or owner,
                     "Protocol": each.protocol,
                     "Endpoint": each.endpoint,
                     "TopicArn": arn,
@@ -268,10 +271,10 @@ class SubscriptionActions(TopicActions):
         """What a subscription is told to do."""
         queue, subscription_id = self._subscription(caller, members, *TO_SEE)
         topic, found = await self._there(queue, subscription_id)
-        arn = self._arn(queue)
+        arn, owner = self._arn(queue), found.account or self._topics.account(queue)
         shown = {
-            "SubscriptionPrincipal": f"arn:aws:iam::{self._account}:user/{found.principal}",
-            "Owner": self._account,
+            "SubscriptionPrincipal": f"arn:aws:iam::{owner}:user/{found.principal}",
+            "Owner": owner,
             "RawMessageDelivery": "true" if found.is_raw else "false",
             "TopicArn": arn,
             "Endpoint": found.endpoint,
@@ -381,6 +384,8 @@ class SubscriptionActions(TopicActions):
             target = self._arns.name(arn) if isinstance(arn, str) else None
             if target is None:
                 raise invalid("RedrivePolicy: deadLetterTargetArn is an invalid arn")
+            if self._topics.is_topic(target):
+                raise invalid(f"RedrivePolicy: {NO_TOPIC}")
             caller.check(target, Send)
         if name == "DeliveryPolicy" and value:
             if protocol not in TO_HTTP:

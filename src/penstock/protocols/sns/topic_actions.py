@@ -18,7 +18,7 @@ from penstock.core.commands import (
     Offsets,
 )
 from penstock.core.errors import NotFound, QueueExists, QueueNotFound
-from penstock.core.queues.config import QueueConfig, kind_of
+from penstock.core.queues.config import NAME_LENGTH_MAX, QueueConfig, kind_of
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.archive import archived_ms
 from penstock.protocols.sns.delivery_policy import effective_for_topic, read_topic_policy
@@ -37,9 +37,10 @@ from penstock.protocols.sns.requests import (
     text_of,
     token_of,
 )
-from penstock.protocols.sns.topics import ARCHIVE, PREFIX, TOPIC_LABEL, Topic, encoded, subscriptions_of, topic_of
+from penstock.protocols.sns.topics import ARCHIVE, TOPIC_LABEL, Topic, encoded, subscriptions_of, topic_of
 from penstock.protocols.sns.wire import NOT_FOUND, invalid, json_object
 from penstock.protocols.sqs.errors import SqsError
+from penstock.protocols.sqs.names import TOPIC_PREFIX
 from penstock.protocols.sqs.service import default_config
 from penstock.server.auth import TO_SEE
 
@@ -73,7 +74,7 @@ class TopicActions(ActionsBase):
     async def CreateTopic(self, caller: Caller, members: Members) -> Result:
         """Create a topic; one that is there with the same attributes is fine."""
         name = text_of(members, "Name")
-        if not NAME.match(name):
+        if not NAME.match(name) or name == "fifo":
             raise invalid("Topic Name")
         attributes = map_of(members, "Attributes")
         if attributes.get("FifoTopic", "false").lower() != ("true" if name.endswith(".fifo") else "false"):
@@ -85,7 +86,9 @@ class TopicActions(ActionsBase):
         for attribute, value in attributes.items():
             _check_topic_attribute(attribute, value, name)
         tags = tags_of(members)
-        queue = PREFIX + name
+        queue = self._prefix(caller) + name
+        if len(queue) > NAME_LENGTH_MAX:
+            raise invalid("Topic Name")
         caller.check(queue, CreateQueue)
         topic = Topic(attributes)
         config = default_config(kind_of(queue)).changed(
@@ -109,7 +112,7 @@ class TopicActions(ActionsBase):
                 raise invalid("Tags Reason: Topic already exists with different tags") from None
         if topic.archived_since_ms:
             await self._begin_archive(queue)
-        return {"TopicArn": self._arn_prefix + name}
+        return {"TopicArn": self._arn(queue)}
 
     def _archive_changes(self, topic: Topic, policy: str) -> dict[str, Any]:
         """What an archive changes of a topic's queue: what it keeps, the archive's consumer says."""
@@ -146,11 +149,16 @@ class TopicActions(ActionsBase):
         found: dict[str, Any] = {"Topics": [{"TopicArn": self._arn(name)} for name in names]}
         return found | ({"NextToken": token} if token else {})
 
+    @staticmethod
+    def _prefix(caller: Caller) -> str:
+        """What the caller's topics begin with inside."""
+        return ("" if caller.scope is None else caller.scope.prefix) + TOPIC_PREFIX
+
     async def _page(self, caller: Caller, after: str) -> tuple[list[str], str]:
         """The next topics that the caller may see, and the token for those after them."""
         found: list[str] = []
         while len(found) <= PAGE:
-            names: list[str] = await self._shard.call(ListQueues(prefix=PREFIX, after=after, limit=PAGE))
+            names: list[str] = await self._shard.call(ListQueues(prefix=self._prefix(caller), after=after, limit=PAGE))
             for name in names:
                 if (
                     caller.principal.may_see(name)
@@ -171,8 +179,8 @@ class TopicActions(ActionsBase):
         there = [each for each in subscriptions_of(info.config.labels).values() if not each.is_expired(now_ms)]
         pending = sum(each.is_pending for each in there)
         found = {
-            "Policy": self._policy(arn),
-            "Owner": self._account,
+            "Policy": _policy(arn),
+            "Owner": self._topics.account(info.name),
             "SubscriptionsPending": str(pending),
             "TopicArn": arn,
             "EffectiveDeliveryPolicy": effective_for_topic(topic.attributes.get("DeliveryPolicy", "")),
@@ -235,7 +243,7 @@ class TopicActions(ActionsBase):
         arn = self._arn(queue)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
-            policy = msgspec.json.decode(topic.attributes.get("Policy") or self._policy(arn))
+            policy = msgspec.json.decode(topic.attributes.get("Policy") or _policy(arn))
             if any(each.get("Sid") == label for each in policy["Statement"]):
                 raise invalid("Statement already exists")
             principals = [f"arn:aws:iam::{account}:root" for account in accounts]
@@ -260,7 +268,7 @@ class TopicActions(ActionsBase):
         label, arn = text_of(members, "Label"), self._arn(queue)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
-            policy = msgspec.json.decode(topic.attributes.get("Policy") or self._policy(arn))
+            policy = msgspec.json.decode(topic.attributes.get("Policy") or _policy(arn))
             policy["Statement"] = [each for each in policy["Statement"] if each.get("Sid") != label]
             topic.attributes["Policy"] = msgspec.json.encode(policy).decode()
             return {"labels": {**config.labels, TOPIC_LABEL: encoded(topic)}}
@@ -329,20 +337,21 @@ class TopicActions(ActionsBase):
         except SqsError as error:
             raise _resource(error) from None
 
-    def _policy(self, arn: str) -> str:
-        """The policy of a topic that was not given one, as AWS shows it."""
-        actions = ["GetTopicAttributes", "SetTopicAttributes", "AddPermission", "RemovePermission", "DeleteTopic"]
-        actions += ["Subscribe", "ListSubscriptionsByTopic", "Publish"]
-        statement = {
-            "Sid": "__default_statement_ID",
-            "Effect": "Allow",
-            "Principal": {"AWS": "*"},
-            "Action": [f"SNS:{each}" for each in actions],
-            "Resource": arn,
-            "Condition": {"StringEquals": {"AWS:SourceOwner": self._account}},
-        }
-        policy = {"Version": "2008-10-17", "Id": "__default_policy_ID", "Statement": [statement]}
-        return msgspec.json.encode(policy).decode()
+
+def _policy(arn: str) -> str:
+    """The policy of a topic that was not given one, as AWS shows it."""
+    actions = ["GetTopicAttributes", "SetTopicAttributes", "AddPermission", "RemovePermission", "DeleteTopic"]
+    actions += ["Subscribe", "ListSubscriptionsByTopic", "Publish"]
+    statement = {
+        "Sid": "__default_statement_ID",
+        "Effect": "Allow",
+        "Principal": {"AWS": "*"},
+        "Action": [f"SNS:{each}" for each in actions],
+        "Resource": arn,
+        "Condition": {"StringEquals": {"AWS:SourceOwner": arn.split(":")[4]}},
+    }
+    policy = {"Version": "2008-10-17", "Id": "__default_policy_ID", "Statement": [statement]}
+    return msgspec.json.encode(policy).decode()
 
 
 def _check_topic_attribute(name: str, value: str, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 A topic is the queue `sns.NAME`; a subscription is its channel `sns-ID`. What SNS knows of them stands in the labels of
 that queue: one label for the topic, one for each subscription. So it is as durable as the queue, and goes with it.
+Where there are many accounts, the queue has account and region in front, as every queue has (`sqs/names.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from penstock.core.errors import QueueChanged
 from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sns.wire import NOT_FOUND
 from penstock.protocols.sqs.errors import SqsError
+from penstock.protocols.sqs.names import TOPIC_PREFIX, Arns, is_topic
 from penstock.server.shards import Shards
 
-PREFIX = "sns."
 CHANNEL_PREFIX = "sns-"
 REPLAY_SUFFIX = ".replay"
 ARCHIVE = "sns-archive"
@@ -68,6 +69,8 @@ class Subscription(msgspec.Struct, omit_defaults=True):
     url: str
     """Where the server was reached when it was made: `UnsubscribeURL` starts with it."""
     principal: str = ""
+    account: str = ""
+    """Whose it is, if it is not the topic's account."""
     attributes: dict[str, str] = {}
     is_pending: bool = False
     made_ms: int = 0
@@ -139,10 +142,24 @@ def without(config: QueueConfig, topic: Topic, subscription_id: str) -> dict[str
 
 
 class Topics:
-    """The topics of a server, as they are kept."""
+    """The topics of a server, as they are named and kept."""
 
-    def __init__(self, shard: Shards) -> None:
+    def __init__(self, shard: Shards, arns: Arns) -> None:
         self._shard = shard
+        self.arns = arns
+
+    def arn(self, queue: str) -> str:
+        """The ARN of the topic that a queue is."""
+        account, region, name = self.arns.outside(queue)
+        return f"arn:aws:sns:{region}:{account}:{name.removeprefix(TOPIC_PREFIX)}"
+
+    def account(self, queue: str) -> str:
+        """Whose topic a queue is."""
+        return self.arns.outside(queue)[0]
+
+    def is_topic(self, queue: str) -> bool:
+        """Whether a queue has the name of a topic."""
+        return TOPIC_PREFIX in queue and is_topic(self.arns.outside(queue)[2])
 
     async def describe(self, queue: str) -> QueueInfo:
         """The queue of a topic."""

@@ -25,13 +25,14 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?\Z|\[[0-9A-Fa-f:.]+\](:\d{1,5})?\
 _URLS_REMEMBERED_MAX = 10_000
 URL_LENGTH_REMEMBERED_MAX = 512
 _SCOPES_REMEMBERED_MAX = 10_000
-_ACCOUNT = re.compile(r"[0-9]{12}\Z")
-_REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
+ACCOUNT = re.compile(r"[0-9]{12}\Z")
+REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
 _SCOPED = re.compile(r"([0-9]{12})\.([a-z0-9-]{1,32})\.(.+)\Z")
 """A queue's name inside, with account and region."""
-_OF_REGION = re.compile(r"(?:sqs\.|queue\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
+_OFREGION = re.compile(r"(?:sqs\.|queue\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
 """The hosts of AWS that name a region: `sqs.eu-west-1.amazonaws.com`, `eu-west-1.queue.amazonaws.com`."""
-_TOPIC = "sns."
+TOPIC_PREFIX = "sns."
+"""What the name of a topic's queue begins with, after its account and region."""
 _SIGNED = re.compile(r"Credential=([^/,&]+)/\d{8}/([^/,&]+)/")
 
 
@@ -54,6 +55,15 @@ def check_queue_name(name: str, said: Kind | None, limits: Limits) -> None:
             INVALID_PARAMETER_VALUE,
             "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
         )
+
+
+def is_topic(name: str) -> bool:
+    """Whether a queue has a topic's name, in its account and region. A FIFO queue can be called `sns`.
+
+    >>> is_topic("sns.news"), is_topic("news"), is_topic("sns.fifo")
+    (True, False, False)
+    """
+    return name.startswith(TOPIC_PREFIX) and name != f"{TOPIC_PREFIX}fifo"
 
 
 def base_url(request: Request) -> str:
@@ -101,7 +111,7 @@ class Arns:
         if not self.are_many:
             return parts[5]
         _, _, _, region, account, name = parts
-        return self.inside(account, region, name) if _REGION.match(region) and _ACCOUNT.match(account) else None
+        return self.inside(account, region, name) if REGION.match(region) and ACCOUNT.match(account) else None
 
     def inside(self, account: str, region: str, name: str) -> str:
         """The name that a queue of an account and a region has inside."""
@@ -169,20 +179,18 @@ class Scope:
         if not name:
             raise SqsError(INVALID_ADDRESS, f"The address {url} is not valid for this endpoint.")
         account, region = self.account, self.region
-        if place and _ACCOUNT.match(place[-1]):
+        if place and ACCOUNT.match(place[-1]):
             account = place[-1]
-        if len(place) > 2 and place[-3] == "queue" and _REGION.match(place[-2]):
+        if len(place) > 2 and place[-3] == "queue" and REGION.match(place[-2]):
             region = place[-2]
-        elif (found := _OF_REGION.match(host)) is not None:
+        elif (found := _OFREGION.match(host)) is not None:
             region = found[1]
         return self._arns.inside(account, region, unquote(name))
 
     def has(self, name: str) -> bool:
         """Whether the queue with this name inside is one of its own. Topics of SNS are nobody's queues."""
-        if self.prefix:
-            return name.startswith(self.prefix)
-        is_topic = name.startswith(_TOPIC) and name != f"{_TOPIC}fifo"
-        return not is_topic and not (self._arns.are_many and _SCOPED.match(name))
+        is_here = name.startswith(self.prefix) if self.prefix else not (self._arns.are_many and _SCOPED.match(name))
+        return bool(is_here) and not is_topic(name.removeprefix(self.prefix))
 
 
 class Scopes:
@@ -218,5 +226,5 @@ class Scopes:
             return self.of(account, self._arns.region) if account else self.default
         access_key, region = found[1], found[2]
         if not account:
-            account = access_key if _ACCOUNT.match(access_key) else self._arns.account
-        return self.of(account, region if _REGION.match(region) else self._arns.region)
+            account = access_key if ACCOUNT.match(access_key) else self._arns.account
+        return self.of(account, region if REGION.match(region) else self._arns.region)

@@ -17,6 +17,7 @@ import uuid
 
 from penstock.protocols.http import Exchange, Handler, Request
 from penstock.protocols.sns import wire as sns_wire
+from penstock.protocols.sns.http_targets import HttpTargets
 from penstock.protocols.sns.service import ACTIONS as SNS_ACTIONS
 from penstock.protocols.sns.service import SnsService
 from penstock.protocols.sqs import json_wire, query_wire
@@ -51,6 +52,7 @@ class SqsFrontEnd:
         credentials: Credentials,
         budget: Budget | None = None,
         sns: SnsSettings | None = None,
+        http_targets: HttpTargets | None = None,
     ) -> None:
         self.shard = shard
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
@@ -63,7 +65,7 @@ class SqsFrontEnd:
         self._ids = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
         """What the ids of all requests start with; they end with a number."""
         self._last_id = 0
-        self.sns = SnsService(shard, settings, sns or SnsSettings())
+        self.sns = SnsService(shard, settings, sns or SnsSettings(), http_targets or HttpTargets([]))
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -97,7 +99,8 @@ class SqsFrontEnd:
                 raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
             is_sns = is_sns or is_for_sns(fields)
             if is_sns:
-                self.sns.handle(exchange, principal, fields, self.base_url(request))
+                scope = self.service.scopes.of_caller(request, principal.account)
+                self.sns.handle(exchange, principal, scope, fields, self.base_url(request))
                 return
             asked = fields.get("Action")
             if not asked:
