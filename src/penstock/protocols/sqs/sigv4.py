@@ -15,11 +15,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from calendar import timegm
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from penstock.protocols.http import Request, split_raw_target
@@ -34,10 +33,17 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.server.auth import Credential, Credentials, Principal
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as _Sha256
+
 ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_MS = 15 * 60 * 1_000
 """How far the client's clock may be from ours."""
 EXPIRES_S_MAX = 7 * 24 * 3_600
+_MUST_BE_SIGNED = ("host", "x-amz-target")
+"""Else a stranger could change them."""
+_BLOCK_BYTES = 64
+"""Of SHA-256."""
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
 _REMEMBERED_LENGTH_MAX = 512
@@ -68,9 +74,13 @@ class _Claim(NamedTuple):
     scope: str
     """What the key is good for."""
     timestamp: str
+    signed_ms: int
+    """The timestamp, as a time."""
     signed: str
     """The names of the headers that are signed, as the client wrote them."""
     names: list[str]
+    unsigned: tuple[str, ...]
+    """Of what must be signed, if it is there: what is not."""
     expires_s: int | None
     """Only of a presigned request."""
 
@@ -110,9 +120,11 @@ def _verified(
     digest = _body_sha256(request) if stated_sha256 is None else stated_sha256
     canonical = f"{request.method}\n{canonical_path}\n{canonical_query}\n{lines}\n{claim.signed}\n{digest}"
     hashed = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
-    keyed = _keyed(credential.secret.reveal(), claim.scope).copy()
-    keyed.update(f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{hashed}".encode("latin-1"))
-    if not hmac.compare_digest(keyed.hexdigest().encode(), text.encode("latin-1", "replace")):
+    inner, outer = _keyed(credential.secret.reveal(), claim.scope)
+    inner, outer = inner.copy(), outer.copy()
+    inner.update(f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{hashed}".encode("latin-1"))
+    outer.update(inner.digest())
+    if not hmac.compare_digest(outer.hexdigest().encode(), text.encode("latin-1", "replace")):
         raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, _NO_MATCH)
     return credential.principal
 
@@ -139,20 +151,22 @@ def _claimed(
         raise SigV4Error(INVALID_CLIENT_TOKEN_ID, "The security token included in the request is invalid.")
     _check_scope(claim, service)
     _check_time(claim, now_ms)
-    # The host and the action must be under the signature, or a stranger could change them.
-    for name in ("host", "x-amz-target"):
-        if name not in claim.names and (name == "host" or name in request.headers):
+    for name in claim.unsigned:
+        if name == "host" or name in request.headers:
             raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, f"'{name}' must be a 'SignedHeader' in the AWS Authorization.")
     return claim, text, credential
 
 
 @lru_cache(maxsize=1_024)
-def _keyed(secret: str, scope: str) -> hmac.HMAC:
-    """What signs for this day, region and service: to be copied."""
+def _keyed(secret: str, scope: str) -> tuple[_Sha256, _Sha256]:
+    """What signs for this day, region and service: the two hashes of an HMAC (RFC 2104) that have read the key, to be
+    copied. To copy an `hmac.HMAC` takes half as long again.
+    """
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode("latin-1"), "sha256")
-    return hmac.new(key, digestmod="sha256")
+    block = key.ljust(_BLOCK_BYTES, b"\0")
+    return hashlib.sha256(bytes(byte ^ 0x36 for byte in block)), hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
 
 
 # -- what the client says ----------------------------------------------------------------------------------------------
@@ -210,10 +224,17 @@ def _claim(credential: str, timestamp: str, signed: str, expires_s: int | None) 
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or parts[4] != "aws4_request":
         raise _incomplete("Credential must have five parts: access key, date, region, service and 'aws4_request'.")
-    if not _TIMESTAMP.fullmatch(timestamp):
+    matched = _TIMESTAMP.fullmatch(timestamp)
+    if matched is None:
         raise _incomplete("The date must be in ISO-8601 'basic format': yyyymmddThhmmssZ.")
+    try:
+        signed_ms = int(datetime(*map(int, matched.groups()), tzinfo=UTC).timestamp()) * 1_000  # type: ignore[misc,arg-type]
+    except ValueError:
+        raise _incomplete(f"There is no such date: {timestamp}.") from None
     access_key, day, _, service, _ = parts
-    return _Claim(access_key, day, service, "/".join(parts[1:]), timestamp, signed, signed.split(";"), expires_s)
+    scope, names = "/".join(parts[1:]), signed.split(";")
+    unsigned = tuple(name for name in _MUST_BE_SIGNED if name not in names)
+    return _Claim(access_key, day, service, scope, timestamp, signed_ms, signed, names, unsigned, expires_s)
 
 
 def _incomplete(message: str) -> SigV4Error:
@@ -235,7 +256,7 @@ def _check_scope(claim: _Claim, service: str) -> None:
 
 
 def _check_time(claim: _Claim, now_ms: int) -> None:
-    signed_ms = _milliseconds(claim.timestamp)
+    signed_ms = claim.signed_ms
     if signed_ms > now_ms + SKEW_MS:
         raise _untimely(SIGNATURE_DOES_NOT_MATCH, "not yet current", claim, "still later", now_ms, SKEW_MS, "+")
     if claim.expires_s is not None:
@@ -249,17 +270,6 @@ def _untimely(kind: ErrorKind, what: str, claim: _Claim, how: str, now_ms: int, 
     limit, now = _text(now_ms + skew_ms), _text(now_ms)
     minutes = SKEW_MS // 60_000
     return SigV4Error(kind, f"Signature {what}: {claim.timestamp} is {how} than {limit} ({now} {sign} {minutes} min.)")
-
-
-@lru_cache(maxsize=1_024)
-def _milliseconds(timestamp: str) -> int:
-    matched = _TIMESTAMP.fullmatch(timestamp)
-    assert matched is not None
-    year, month, day, hour, minute, second = map(int, matched.groups())
-    try:
-        return timegm(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timetuple()) * 1_000
-    except ValueError:
-        raise _incomplete(f"There is no such date: {timestamp}.") from None
 
 
 def _text(now_ms: int) -> str:
