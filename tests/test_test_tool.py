@@ -30,7 +30,12 @@ def run(directory: Path, **files: str) -> subprocess.CompletedProcess[str]:
     for group in ("beside", "others"):
         (directory / group).mkdir()
         (directory / group / f"test_{group}.py").write_text(files[group])
-    code = "import sys; from tools import test; sys.exit(test.main([], [('beside',)], ('others',)))"
+    return call(directory, "[('beside',)], ('others',)")
+
+
+def call(directory: Path, groups: str) -> subprocess.CompletedProcess[str]:
+    """The tool over groups of tests, and others."""
+    code = f"import sys; from tools import test; sys.exit(test.main([], {groups}))"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     return subprocess.run(
         [sys.executable, "-c", code], cwd=directory, env=environment, capture_output=True, text=True, check=False
@@ -76,6 +81,16 @@ def test_when_too_many_fail_none_is_run_again(tmp_path: Path) -> None:
     many = "import pytest\n\n@pytest.mark.parametrize('n', range(21))\ndef test_fails(n):\n    assert n < 0\n"
     ran = run(tmp_path, beside=many, others=WELL)
     assert ran.returncode == 1 and "21 tests failed, and none is run again" in ran.stdout
+
+
+def test_what_is_below_two_groups_is_run_once(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "test_counted.py").write_text("def test_counts():\n    open('counted', 'a').write('x')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for groups in ([["others/test_counted.py"]], [["others"], ["others/test_counted.py"]]):
+        ran = call(tmp_path, f"{groups}, ('.',)")
+        assert ran.returncode == 0, ran.stdout
+    assert (tmp_path / "counted").read_text() == "xx"
 
 
 def test_a_run_without_failures_passes(tmp_path: Path) -> None:

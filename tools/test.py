@@ -36,6 +36,7 @@ from tools import failed_tests
 GROUPS = (
     ("tests/spark",),
     ("tests/pipelines",),
+    ("tests/pipelines/ready",),
     ("tests/client",),
     ("tests/cluster",),
     ("tests/docs",),
@@ -83,12 +84,15 @@ def main(options: Sequence[str], groups: Sequence[Sequence[str]] = GROUPS, other
     """Run all groups, and again what failed; the status to exit with."""
     pytest = [sys.executable, "-m", "pytest", "-p", "tools.failed_tests", *_SLOWEST, *options]
     started_s = time.monotonic()
-    left_out = [f"--ignore={path}" for paths in groups for path in paths]
     with tempfile.TemporaryDirectory() as directory:
-        logs = [Path(directory, str(number)) for number in range(len(groups) + 1)]
-        commands = [[*pytest, f"{failed_tests.OPTION}={log}"] for log in logs]
+        every = [*groups, others]
+        logs = [Path(directory, str(number)) for number in range(len(every))]
+        commands = [
+            [*pytest, f"{failed_tests.OPTION}={log}", *_left_out(paths, groups), *paths]
+            for log, paths in zip(logs, every, strict=True)
+        ]
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            ran = list(pool.map(_run, commands, logs, [*groups, others], [*([] for _ in groups), left_out]))
+            ran = list(pool.map(_run, commands, logs, every))
         status = _judge(ran, pytest, directory)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
@@ -96,11 +100,17 @@ def main(options: Sequence[str], groups: Sequence[Sequence[str]] = GROUPS, other
     return status
 
 
-def _run(pytest: list[str], log: Path, paths: Sequence[str], options: Sequence[str]) -> Group:
+def _left_out(paths: Sequence[str], groups: Sequence[Sequence[str]]) -> list[str]:
+    """The options that keep a group from what lies below its paths and is another group's."""
+    others = [path for group in groups if group != paths for path in group]
+    return [f"--ignore={path}" for path in others if any(Path(path).is_relative_to(own) for own in paths)]
+
+
+def _run(command: list[str], log: Path, paths: Sequence[str]) -> Group:
     """Run one group to its end, and show what it has said."""
     started_s = time.monotonic()
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen([*pytest, *options, *paths], stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         _, ended, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(ended)
         took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime

@@ -70,10 +70,10 @@ async def _serve(
     async with contextlib.AsyncExitStack() as running:
         starting = loop.create_task(running.enter_async_context(service))
         if await _comes_before(starting, stopping):
-            seldom_look_for_garbage()
             if on_hangup is not None:
                 loop.add_signal_handler(signal.SIGHUP, on_hangup)
             tell(starting.result())
+            seldom_look_for_garbage()
             await stopping.wait()
 
 

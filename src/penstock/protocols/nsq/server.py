@@ -7,6 +7,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,6 @@ class Endpoint:
         self.refused = 0
         self.delivered = 0
         self._shard = services.shard
-        self._random = np.random.default_rng()
 
     def admit(self, connection: Connection, transport: asyncio.BaseTransport) -> bool:
         """Whether one more connection fits."""
@@ -65,6 +65,11 @@ class Endpoint:
     def time_s(self) -> float:
         """The time, in seconds since 1970."""
         return self._shard.now_ms() / 1_000
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Made for the first client that wants a sample: a server that has none starts without `numpy.random`."""
+        return np.random.default_rng()
 
     def sample(self, count: int, rate: int) -> NDArray[np.bool_]:
         """Which of so many messages a client gets that wants `rate` of a hundred (nsqd gives it one more)."""
