@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.decorators import find_function
 from penstock.pipelines.definition import (
     FILES,
     OUTPUT_KINDS,
@@ -25,6 +24,7 @@ from penstock.pipelines.definition import (
     seconds_of,
 )
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem, SparkMissing
+from penstock.pipelines.python_file import find_function
 from penstock.pipelines.sql import tables_of
 
 FILE_BYTES_MAX = 1024 * 1024
