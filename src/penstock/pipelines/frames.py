@@ -2,8 +2,8 @@
 
 Every query makes its frames anew, so that each has channels of its own in the queues that it reads: a channel is one
 reader's progress, and queries make progress apart. Nodes are made when they are needed, their inputs first, and
-registered as temporary views, so that SQL and `spark.table` find them by name. Spark says which table it misses. If that
-is one of the pipeline's, it is made, and what missed it is tried again: so nobody has to say what a function reads.
+registered as temporary views, so that SQL and `spark.table` find them by name. Spark says which table it misses. If
+that is one of the pipeline's, it is made, and what missed it is tried again: nobody has to say what a function reads.
 """
 
 from __future__ import annotations

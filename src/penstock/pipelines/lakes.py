@@ -1,8 +1,8 @@
 """Delta and Iceberg tables: `format("penstock_lake")`, each batch of a query once.
 
 The table itself keeps which batch of which query it has: Delta in its log, as the version of an application; Iceberg
-in the summary of a snapshot (by deltalake and pyiceberg, without jars). So a batch that is done again, after whatever crash, is found to be there, and left out.
-A batch goes through the driver's memory: limit a stream's batches.
+in the summary of a snapshot. So a batch that is done again, after whatever crash, is found to be there, and left out.
+It is written by deltalake or pyiceberg, without jars. A batch goes through the driver's memory: limit its size.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ from penstock.pipelines.library import Running, running
 if TYPE_CHECKING:
     from pyspark.pipelines.flow import Flow
 
+    from penstock.pipelines.yaml_file import Keys
+
+_SPEC_KEYS = ("name", "storage", "catalog", "database", "schema", "configuration", "libraries")
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 _SPEC_SETTINGS = {
     "url": str,
@@ -68,42 +71,51 @@ def read_python(file: Path) -> Pipeline:
 
 def read_spec(file: Path) -> Pipeline:
     """Read Spark's spec of a pipeline, and the files that it names."""
-    try:
-        from pyspark.pipelines.cli import load_pipeline_spec
-    except ModuleNotFoundError as error:
-        raise SparkMissing(f"a spec needs {error.name}: pip install 'pyspark[pipelines]'") from None
-    try:
-        spec = load_pipeline_spec(file)
-    except Exception as error:
-        raise InvalidDefinition([Problem(Place(str(file)), _first_line(error))]) from None
-    problems, settings = [], {}
-    for key, text in spec.configuration.items():
-        if key.startswith("penstock."):
-            name = key.removeprefix("penstock.")
-            if name in _SPEC_SETTINGS:
-                settings[name] = number_of(text, _SPEC_SETTINGS[name])
-            if settings.get(name) is None:
-                told = (
-                    f"{text!r} is no number"
-                    if name in settings
-                    else f"no setting {name!r}{meant(name, _SPEC_SETTINGS)}"
-                )
-                problems.append(Problem(Place(str(file), key=f"configuration.{key}"), told))
-    conf = {key: text for key, text in spec.configuration.items() if not key.startswith("penstock.")}
-    files = []
-    for each in spec.libraries:
-        found = [path for path in sorted(file.parent.glob(each.include)) if path.is_file()]
-        files += [path for path in found if path.suffix in (".py", ".sql") and path not in files]
-    for path in files:
-        if path.suffix == ".sql":
-            problems.append(Problem(Place(str(path)), "SQL runs by spark-pipelines only: use @dp.table and spark.sql"))
-    if not files:
-        problems.append(Problem(Place(str(file), key="libraries"), "names no file that is there"))
+    from penstock.pipelines.yaml_file import Keys, load_yaml
+
+    problems: list[Problem] = []
+    top = Keys(load_yaml(file), _SPEC_KEYS, problems)
+    configuration, settings = top.options("configuration"), {}
+    for key in [key for key in configuration if key.startswith("penstock.")]:
+        name, text = key.removeprefix("penstock."), configuration.pop(key)
+        if name not in _SPEC_SETTINGS:
+            told = f"there is no setting {name!r}{meant(name, _SPEC_SETTINGS)}"
+            problems.append(Problem(Place(str(file), key=f"configuration.{key}"), told))
+        elif (value := number_of(text, _SPEC_SETTINGS[name])) is None:
+            problems.append(Problem(Place(str(file), key=f"configuration.{key}"), f"{text!r} is no number"))
+        else:
+            settings[name] = value
+    files = _libraries(file, top, problems)
+    for key in ("name", "storage"):
+        if key not in top:
+            problems.append(Problem(Place(str(file)), f"has no {key}, which a spec needs"))
     if problems:
         raise InvalidDefinition(problems)
-    return _pipeline(
-        files, spec.name, file, Settings(state=spec.storage, conf=conf, database=spec.database, **settings)
-    )
+    database = top.text("database") or top.text("schema")
+    made = Settings(state=top.text("storage"), conf=configuration, database=database, **settings)
+    return _pipeline(files, top.text("name") or "", file, made)
+
+
+def _libraries(file: Path, top: Keys, problems: list[Problem]) -> list[Path]:
+    """The files that a spec names: paths, and folders with all below them (`transformations/**`)."""
+    found = top.get("libraries")
+    globs = [] if found is None else found.plain()
+    try:
+        patterns = [str(each["glob"]["include"]) for each in globs]
+    except (TypeError, KeyError):
+        top.wrong("libraries", "must be a list like: [{glob: {include: transformations/**}}]")
+        return []
+    files: list[Path] = []
+    for pattern in patterns:
+        below = sorted(file.parent.glob(f"{pattern}/*" if pattern.endswith("/**") else pattern))
+        files += [path for path in below if path.is_file() and "__pycache__" not in path.parts and path not in files]
+    for path in files:
+        if path.suffix != ".py":
+            told = "SQL runs by spark-pipelines only: use @dp.table and spark.sql"
+            problems.append(Problem(Place(str(path)), told if path.suffix == ".sql" else "is no .py file"))
+    if not files:
+        top.wrong("libraries", "names no file that is there")
+    return files
 
 
 def _pipeline(files: list[Path], name: str, file: Path, settings: Settings) -> Pipeline:
