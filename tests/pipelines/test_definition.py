@@ -169,69 +169,95 @@ def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path) -> None:
 
 # -- Python ------------------------------------------------------------------------------------------------------------
 
-DECORATED = """\
-from penstock.pipelines import append_flow, create_sink, expect, parse, pipeline, queue, sink, spark, table, view
+DECLARED = """\
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from penstock.pipelines import checked, lake_sink, queue, queue_sink
 
-pipeline("orders", dead_letters="orders.rejects")
-create_sink("archive", "parquet", {"path": "archive"})
+spark = SparkSession.active()
+dp.create_sink("totals", "penstock", queue_sink("totals"))
+dp.create_sink("lake", "penstock_lake", lake_sink("delta", "lake", partition_by="id"))
+dp.create_streaming_table("both")
 
-@view
-@expect("amount is positive", "amount > 0")
-@parse("json", schema="id bigint, amount double")
+@checked(parse="json", schema="id bigint", checks={"positive": "id > 0"}, dead_letters="rejects")
 def parsed():
     return queue("orders")
 
-@table(partition_cols=["id"])
-def stored(parsed):
-    return parsed
+@dp.table(partition_cols=["id"])
+def stored():
+    return spark.readStream.table("parsed")
 
-@sink(queue="totals")
-def totals():
+@dp.append_flow(target="totals")
+def to_totals():
     return spark.readStream.table("stored")
 
-@append_flow(target="archive")
-def kept():
-    return spark.sql("select * from parsed")
+@dp.append_flow(target="lake")
+def to_lake():
+    return spark.readStream.table("stored")
+
+@dp.append_flow(target="both")
+def one():
+    return spark.readStream.table("stored")
+
+@dp.append_flow(target="both")
+def other():
+    return spark.readStream.table("stored")
+
+@dp.materialized_view
+def count():
+    return spark.sql("select count(*) from stored")
 """
 
 
-def test_decorators_give_the_same_kind_of_graph(tmp_path: Path) -> None:
-    pipeline = load(written(tmp_path, DECORATED, "orders.py"))
-    assert pipeline.queries == ["stored", "totals", "kept", "rejects"]
-    assert pipeline.stages() == [["stored", "kept", "rejects"], ["totals"]]
-    assert pipeline.views["parsed"].checks == (Check("amount is positive", "amount > 0"),)
-    assert pipeline.views["parsed"].function is not None
-    assert pipeline.views["parsed"].function.queues == ("orders",)
-    assert (pipeline.outputs["kept"].kind, pipeline.outputs["kept"].target) == ("parquet", "archive")
+def test_a_file_in_sparks_language_becomes_the_same_kind_of_graph(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, DECLARED, "orders.py"))
+    assert pipeline.name == "orders"
+    assert pipeline.queries == ["parsed_rejects", "stored", "to_totals", "to_lake", "both", "count"]
+    assert set(pipeline.views) >= {"parsed", "stored.flow"}
+    lake = pipeline.outputs["to_lake"]
+    assert (lake.kind, lake.target, lake.partition_by) == ("delta", "lake", ("id",))
+    assert (pipeline.outputs["to_totals"].kind, pipeline.outputs["to_totals"].target) == ("queue", "totals")
+    assert pipeline.views[pipeline.outputs["both"].input].inputs == ("one.flow", "other.flow")
+    assert pipeline.outputs["count"].kind == "materialized"
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("def stored(parsed)", "def stored(passed)"), "'stored' reads 'passed', which is no source and no step"),
-        (('target="archive"', 'target="archives"'), "there is no sink 'archives' (did you mean archive?)"),
-        (
-            ('queue="totals"', 'que="totals"'),
-            "orders.py:16: TypeError: @sink has no option 'que' (did you mean queue?)",
-        ),
-        (("@view\n", "@materialized_view\n"), "orders.py:6: NameError"),
-        (('pipeline("orders"', "pipeline("), "orders.py:3: SyntaxError"),
-        (("return parsed", "return spark.table('stored')"), "goes in a circle: stored reads stored"),
+        (('target="lake"', 'target="lakes"'), "there is no table or sink 'lakes' (did you mean lake?)"),
+        (('queue_sink("totals")', 'queue_sink("a b")'), "orders.py:18: to_totals: topic: 'a b' cannot name"),
+        (("def other", "def one"), "there are two flows called 'one': rename one"),
+        (('"delta", "lake"', '"delta", ""'), "say where: delta: a directory"),
+        (("@dp.table(", "@dp.tabel("), "orders.py:14: AttributeError"),
+        (('parse="json"', 'parse="yaml"'), "orders.py:10: ValueError: parse is 'yaml'"),
+        (("spark = SparkSession.active()", "spark = SparkSession.active("), "SyntaxError"),
+        (('@dp.append_flow(target="both")', "#"), "nothing goes to 'both': add a flow"),
+        (('partition_cols=["id"]', 'format="csv"'), "a table is stored as parquet or delta, not as csv"),
     ],
 )
 def test_faults_in_python_have_their_line_too(change: tuple[str, str], expected: str, tmp_path: Path) -> None:
-    found = problems(written(tmp_path, DECORATED.replace(*change), "orders.py"))
+    found = problems(written(tmp_path, DECLARED.replace(*change), "orders.py"))
     assert any(expected in each for each in found), found
 
 
-def test_a_definition_is_checked_without_loading_spark(tmp_path: Path) -> None:
-    written(tmp_path, DECORATED, "orders.py")
-    written(tmp_path, WHOLE)
-    program = (
-        "import sys; from pathlib import Path; from penstock.pipelines.definition import load; "
-        "load(Path('orders.py')); load(Path('orders.yaml')); assert 'pyspark' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+def test_sparks_own_spec_names_the_files_and_the_settings(tmp_path: Path) -> None:
+    written(tmp_path, DECLARED, "orders.py")
+    spec = "name: shop\nstorage: file:///tmp/shop\nlibraries: [{glob: {include: orders.py}}]\nconfiguration:\n"
+    file = written(tmp_path, spec + "  {penstock.restarts: '2', spark.x: y}\n", "spark-pipeline.yml")
+    pipeline = load(file)
+    assert (pipeline.name, pipeline.settings.restarts) == ("shop", 2)
+    assert (pipeline.settings.state, pipeline.settings.conf) == ("file:///tmp/shop", {"spark.x": "y"})
+    assert "stored" in pipeline.outputs
+    written(tmp_path, spec + "  {penstock.restart: '2', penstock.restarts: x}\n", file.name)
+    assert [each.partition("configuration.")[2] for each in problems(file)] == [
+        "penstock.restart: there is no setting 'restart' (did you mean restarts?); there are: url, ca_file, trigger, "
+        "restarts, restart_pause_s, restart_pause_s_max",
+        "penstock.restarts: 'x' is no number",
+    ]
+    written(tmp_path, spec.replace("orders.py", "none.py") + "  {}\n", file.name)
+    assert "names no file" in problems(file)[0]
+    written(tmp_path, "name: shop\n", file.name)
+    assert any("storage" in each for each in problems(file))
 
 
 def test_the_command_line_starts_without_spark() -> None:

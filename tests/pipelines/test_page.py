@@ -30,8 +30,8 @@ def test_the_examples_do_the_same_in_yaml_and_in_python(queues: Queues) -> None:
     queues.rest("POST", "/v1/queues/orders/messages", [{"body": body} for body in BODIES])
     for name, text in (("orders.yaml", block("yaml")), ("orders.py", block("python"))):
         if name == "orders.py":  # beside the other: its own dead letters, channels and directory
-            text = text.replace('"orders",', '"orders-py",').replace("orders.rejects", "py.rejects")
-            text = text.replace("large-orders", "py-large")
+            text = text.replace("orders.rejects", "py.rejects").replace("large-orders", "py-large")
+            name = "orders_py.py"
         bench = Bench(queues, text, name)
         assert bench.run().state == "done"
     for large, rejects in (("large-orders", "orders.rejects"), ("py-large", "py.rejects")):

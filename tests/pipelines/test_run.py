@@ -93,10 +93,9 @@ def test_good_rows_go_to_every_sink_and_bad_ones_to_the_dead_letters_once(queues
 
 
 PYTHON = """\
+from pyspark import pipelines as dp
 from pyspark.sql.functions import col, udf
-from penstock.pipelines import expect, parse, pipeline, queue, sink, spark, table, view
-
-pipeline("python", dead_letters="{q}-rejects")
+from penstock.pipelines import checked, messages, queue, queue_sink
 
 @udf("string")
 def shouted(text):
@@ -105,18 +104,26 @@ def shouted(text):
 def loud(text):
     return text.upper()
 
-@view
-@parse("text")
+@checked(parse="text", dead_letters="{q}-rejects", keep_message=True)
 def lines():
     return queue("{q}-q")
 
-@table
-@expect("not too long", "length(text) < 10")
-def stored(lines):
-    return lines.withColumn("loud", shouted("text"))
+@checked(checks={"not too long": "length(text) < 10"}, dead_letters="{q}-rejects")
+def short():
+    return spark.readStream.table("lines")
 
-@sink(queue="{q}-out")
-def out():
+@dp.table
+def stored():
+    return spark.readStream.table("short").withColumn("loud", shouted("text"))
+
+@dp.materialized_view
+def counted():
+    return spark.table("stored").groupBy().count()
+
+dp.create_sink("out", "penstock", queue_sink("{q}-out"))
+
+@dp.append_flow(target="out")
+def loud_ones():
     return spark.readStream.table("stored").select(col("loud").alias("value"))
 """
 
@@ -128,10 +135,26 @@ def test_decorated_functions_run_in_order_with_tables_between_them(queues: Queue
     assert sorted(body_of(each) for each in queues.records("out")) == ["MILK", "TEA"]
     (letter,) = queues.records("rejects")
     assert body_of(letter) == "this is much too long"
-    assert letter["attributes"]["penstock.step"] == "stored"
+    assert letter["attributes"]["penstock.step"] == "short"
+    assert letter["attributes"]["penstock.offset"] == "1"
+    assert {name: query["rejects"] for name, query in queries(bench).items()} == {
+        "lines_rejects": {},
+        "short_rejects": {"short: check failed: not too long": 1},
+        **{name: {} for name in ("stored", "counted", "loud_ones")},
+    }
+    assert bench.files(".penstock/python/tables/counted", "count") == [(2,)]
     send(queues, "juice")
     assert bench.run().state == "done"
     assert sorted(body_of(each) for each in queues.records("out")) == ["JUICE", "MILK", "TEA"]
+    assert bench.files(".penstock/python/tables/counted", "count") == [(3,)]
+    bench.write(PYTHON.replace('queue("{q}-q")', 'queue("{q}-other")'))
+    with pytest.raises(IncompatibleCheckpoint, match="queues was"):
+        bench.run()
+
+
+def queries(bench: Bench) -> dict[str, Any]:
+    """What the status file says of each query."""
+    return {each["query"]: each for each in (bench.state.read_status() or {})["queries"]}
 
 
 FUNCTION = """\
@@ -195,7 +218,8 @@ def test_a_query_that_fails_is_started_again_and_gives_up_in_the_end(
     )
     assert sorted(catalog.load_table("default.sink_2").scan().to_arrow()["name"].to_pylist()) == ["Ann", "Bob"]
     catalog.close()
-    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ['{"name": "Ann"}', '{"name": "Bob"}']
+    shown = capfd.readouterr().out
+    assert "|Ann |" in shown and "|Bob |" in shown
 
 
 def test_a_failure_that_cannot_heal_is_not_tried_again(queues: Queues) -> None:

@@ -157,7 +157,18 @@ def status(
         for each in query.get("sources", ())
     ]
     print_rows(sources, False, "Sources")
-    batches = [{"query": query["query"], **each} for query in found["queries"] for each in query["recent"][-5:]]
+    rejects = [
+        {"query": query["query"], "reason": reason, "rows": rows}
+        for query in found["queries"]
+        for reason, rows in query.get("rejects", {}).items()
+    ]
+    print_rows(rejects, False, "Rows that failed")
+    shown = ("batch", "at", "rows", "seconds", "lag")
+    batches = [
+        {"query": query["query"], **{key: each[key] for key in shown}}
+        for query in found["queries"]
+        for each in query["recent"][-5:]
+    ]
     print_rows(batches, False, "Last batches")
 
 
@@ -294,14 +305,20 @@ def _described(pipeline: Pipeline) -> list[dict[str, Any]]:
     rows += [
         {
             "what": "step",
-            "name": each.name.removesuffix(".flow"),
-            "reads": ", ".join(each.inputs or (each.function.queues if each.function else ())),
+            "name": each.name,
+            "reads": ", ".join(each.inputs),
             "checks": len(each.checks) or None,
         }
         for each in pipeline.views.values()
+        if not each.name.endswith(".flow")
     ]
     rows += [
-        {"what": f"sink ({each.kind})", "name": each.name, "reads": each.input.removesuffix(".flow"), "to": each.target}
+        {
+            "what": f"{'table' if each.is_table else 'sink'} ({each.kind})",
+            "name": each.name,
+            "reads": "" if each.input.endswith(".flow") else each.input,
+            "to": each.target,
+        }
         for each in pipeline.outputs.values()
     ]
     if pipeline.rejecting:

@@ -1,35 +1,10 @@
 """Pipelines: files that say what goes from which queues, through which steps, to where. They run on Spark.
 
-A pipeline in YAML needs nothing from here. One in Python takes its decorators from here; see docs/pipelines.md. Nothing
-here loads Spark: a definition can be checked without it.
+A pipeline in Python is a file in the language of Spark's declarative pipelines (`from pyspark import pipelines as dp`);
+what that lacks is here, as functions that work under `penstock pipeline run` and under `spark-pipelines run`. See
+docs/pipelines.md. Nothing here loads Spark: a definition can be checked without starting it.
 """
 
-from penstock.pipelines.decorators import (
-    append_flow,
-    create_sink,
-    expect,
-    materialized_view,
-    parse,
-    pipeline,
-    queue,
-    sink,
-    spark,
-    table,
-    temporary_view,
-    view,
-)
+from penstock.pipelines.library import checked, lake_sink, messages, queue, queue_sink
 
-__all__ = [
-    "append_flow",
-    "create_sink",
-    "expect",
-    "materialized_view",
-    "parse",
-    "pipeline",
-    "queue",
-    "sink",
-    "spark",
-    "table",
-    "temporary_view",
-    "view",
-]
+__all__ = ["checked", "lake_sink", "messages", "queue", "queue_sink"]

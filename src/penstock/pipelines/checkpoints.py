@@ -107,17 +107,29 @@ class State:
                 self._compare(query, known.get(query), wanted)
             elif query != REJECTS:
                 _check_fresh(pipeline, pipeline.outputs[query], self.directory)
-        _write(self._signatures, known | now)
+        kept = {query: {**known.get(query, {}), **each} for query, each in now.items()}
+        _write(self._signatures, known | kept)
         return done
 
+    def accept_queues(self, query: str, queues: set[str]) -> None:
+        """The same for the queues that a query was seen to read, which a function may decide."""
+        known = _read(self._signatures) or {}
+        before, now = known.get(query) or {}, sorted(queues)
+        if "queues" in before and (self.checkpoint(query) / "metadata").exists():
+            self._compare(query, {"queues": before["queues"]}, {"queues": now})
+        if before.get("queues") != now:
+            _write(self._signatures, known | {query: {**before, "queues": now}})
+
     def _compare(self, query: str, before: dict[str, Any] | None, now: dict[str, Any]) -> None:
-        if before is None or before == now:
+        if before is None:
             return
         changed = [
             f"{key} was {json.dumps(before.get(key))}, and is {json.dumps(now[key])}"
             for key in now
             if before.get(key) != now[key]
         ]
+        if not changed:
+            return
         raise IncompatibleCheckpoint(
             f"the checkpoint of {query!r} in {self.directory} does not fit this pipeline any more: "
             f"{'; '.join(changed)}. Change it back, or give the pipeline (or the sink) another name, or start anew "
@@ -160,8 +172,6 @@ def signature(pipeline: Pipeline, query: str) -> dict[str, Any]:
             sources[name] = {"files": source.path} if source.kind == FILES else read
         elif name in pipeline.views:
             view = pipeline.views[name]
-            if view.function is not None and view.function.queues:
-                sources[name] = {"subscribe": ",".join(view.function.queues)}
             if view.sql and is_stateful(view.sql):
                 stateful.append(re.sub(r"\s+", " ", view.sql.strip().lower()))
         else:

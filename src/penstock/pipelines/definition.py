@@ -26,8 +26,11 @@ from penstock.pipelines.locations import path_problem, scheme_of
 
 QUEUE, FILES = "queue", "files"
 OUTPUT_KINDS = ("queue", "parquet", "delta", "iceberg", "console")
+FILE_KINDS = ("parquet", "delta", "iceberg")
 FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 PARSE_FORMATS = ("json", "csv", "text")
+MATERIALIZED = "materialized"
+"""The kind of an output that is no stream: a table that is computed as a whole."""
 REJECTS = "rejects"
 """The name of the query that sends dead letters."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -73,12 +76,7 @@ class Function:
 
     reference: str
     call: Callable[..., Any] = field(compare=False, repr=False)
-    by_name: bool = False
-    """Whether frames go to the parameters of their names; if not, the inputs go in their order."""
-    parameters: tuple[str, ...] = ()
     takes_spark: bool = False
-    queues: tuple[str, ...] = ()
-    """The queues that are seen to be read in its source."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +111,8 @@ class Output:
     options: Mapping[str, str] = field(default_factory=dict)
     partition_by: tuple[str, ...] = ()
     is_table: bool = False
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark for this query only."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class Settings:
     restart_pause_s_max: float = 60.0
     state: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    database: str | None = None
 
 
 @dataclass(frozen=True)
@@ -174,30 +175,20 @@ class Pipeline:
         starts = [view.name for view in self.rejecting] if query == REJECTS else [self.outputs[query].input]
         return list(dict.fromkeys(name for start in starts for name in self.upstream(start)))
 
-    def stages(self) -> list[list[str]]:
-        """The queries in an order in which each finds the tables that it reads already written."""
-        before = {query: {name for name in self.of_query(query) if name in self.outputs} for query in self.queries}
-        stages: list[list[str]] = []
-        done: set[str] = set()
-        while len(done) < len(before):
-            stage = [query for query in before if query not in done and before[query] <= done]
-            assert stage, "the graph has a cycle, which was checked"
-            stages.append(stage)
-            done |= set(stage)
-        return stages
-
 
 def load(file: Path) -> Pipeline:
     """Read a definition and check it; `InvalidDefinition` has everything that is wrong with it."""
     if not file.is_file():
         raise InvalidDefinition([Problem(Place(str(file)), "there is no such file")])
+    from penstock.pipelines.python_file import SPEC_NAMES, read_python, read_spec
+
+    if file.name in SPEC_NAMES:
+        return read_spec(file)
     if file.suffix in (".yaml", ".yml"):
         from penstock.pipelines.yaml_file import read_yaml
 
         return read_yaml(file)
     if file.suffix == ".py":
-        from penstock.pipelines.decorators import read_python
-
         return read_python(file)
     raise InvalidDefinition([Problem(Place(str(file)), "a pipeline's file ends in .yaml, .yml or .py")])
 
@@ -213,6 +204,18 @@ def seconds_of(text: str) -> float | None:
         return None
     unit = match[2]
     return float(match[1]) * (0.001 if unit.startswith(("ms", "milli")) else _UNITS_S[unit[0]])
+
+
+def number_of(text: str, kind: type) -> Any:
+    """A text as a setting of some kind; None if it is none.
+
+    >>> number_of("3", int), number_of("x", float), number_of("x", str)
+    (3, None, 'x')
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        return None
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -334,12 +337,16 @@ def _source_problems(pipeline: Pipeline, source: Source) -> Iterable[Problem]:
         yield Problem(source.at, "a stream of files needs a schema, such as: id bigint, name string")
 
 
-def _option_problems(at: Place, options: dict[str, str], *, is_source: bool) -> Iterable[Problem]:
+def _option_problems(
+    at: Place, options: dict[str, str], *, is_source: bool, is_python: bool = False
+) -> Iterable[Problem]:
     """What the connector says to options; where the queues are is added by the runner, and no part of this."""
     from penstock.spark.errors import InvalidOption
     from penstock.spark.options import SinkOptions, SourceOptions
 
     taken = [name for name in options if name.lower() in ("url", "path", "token", "cafile", "channel")]
+    if is_python:
+        options, taken = {"url": "http://localhost:9325", **options}, []
     if taken:
         yield Problem(
             at,
@@ -348,7 +355,7 @@ def _option_problems(at: Place, options: dict[str, str], *, is_source: bool) -> 
         )
         return
     try:
-        given = {**options, "url": "http://localhost:9325"}
+        given = {"url": "http://localhost:9325", **options}
         if is_source:
             SourceOptions.parse(given, streaming=True)
         else:
@@ -369,16 +376,15 @@ def _view_problems(view: View) -> Iterable[Problem]:
 
 
 def _output_problems(pipeline: Pipeline, output: Output) -> Iterable[Problem]:
-    if output.kind not in OUTPUT_KINDS:
-        yield Problem(output.at, f"there is no sink {output.kind!r}{meant(output.kind, OUTPUT_KINDS)}")
-    elif output.kind == "queue":
+    is_python = pipeline.file.suffix == ".py" or bool(output.input.endswith(".flow"))
+    if output.kind == "queue":
         topic = {"topic": output.target} if output.target else {}
-        yield from _option_problems(output.at, {**output.options, **topic}, is_source=False)
+        yield from _option_problems(output.at, {**output.options, **topic}, is_source=False, is_python=is_python)
         if pipeline.settings.data is not None:
             yield Problem(output.at, "a sink that is a queue needs a server: give url instead of data")
-    elif output.kind != "console" and not output.target:
+    elif output.kind in FILE_KINDS and not output.target:
         yield Problem(output.at, f"say where: {output.kind}: a directory")
-    elif output.kind != "console":
+    elif output.kind in FILE_KINDS:
         is_lake = output.kind in ("delta", "iceberg")
         if (wrong := path_problem(output.target, without_spark=is_lake)) is not None:
             yield Problem(output.at, wrong)
@@ -389,7 +395,7 @@ def _output_problems(pipeline: Pipeline, output: Output) -> Iterable[Problem]:
                 "an Iceberg table on an object store needs a catalogue that is not a file there: give options: "
                 "{catalog: postgresql+psycopg://..., or sqlite:////a/directory/catalog.db}",
             )
-    if output.partition_by and output.kind not in ("parquet", "delta"):
+    if output.partition_by and output.kind not in ("parquet", "delta", MATERIALIZED):
         yield Problem(output.at, f"partition_by is for parquet and delta, and this is {output.kind}")
 
 

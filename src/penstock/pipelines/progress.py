@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
+from penstock.pipelines.library import REJECTS_METRICS
 from penstock.tables import table, visible
 
 BATCHES_KEPT = 20
@@ -24,6 +25,8 @@ class Batch:
     seconds: float
     lag: dict[str, int] = field(default_factory=dict)
     """For each queue, how many messages were not read yet after this batch."""
+    rejects: dict[str, int] = field(default_factory=dict)
+    """How many rows have failed, by step and reason."""
 
     @property
     def rows_per_s(self) -> float:
@@ -37,7 +40,7 @@ class Batch:
         >>> end, latest = '{"queues": {"orders": {"0": 60}}}', '{"queues": {"orders": {"0": 100}}}'
         >>> Batch.of({"batchId": 3, "timestamp": "2026-01-01T00:00:00.000Z", "numInputRows": 10,
         ...           "durationMs": {"triggerExecution": 500}, "sources": [{"endOffset": end, "latestOffset": latest}]})
-        Batch(batch=3, at='2026-01-01T00:00:00.000Z', rows=10, seconds=0.5, lag={'orders': 40})
+        Batch(batch=3, at='2026-01-01T00:00:00.000Z', rows=10, seconds=0.5, lag={'orders': 40}, rejects={})
         """
         lag: dict[str, int] = {}
         for source in report.get("sources", ()):
@@ -46,7 +49,14 @@ class Batch:
                 if queue in latest:  # the first batch of a restart may not say
                     lag[queue] = max(lag.get(queue, 0), latest[queue] - offset)
         seconds = report.get("durationMs", {}).get("triggerExecution", 0) / 1000
-        return cls(report["batchId"], report["timestamp"], report["numInputRows"], seconds, lag)
+        rejects = {
+            f"{name.removeprefix(REJECTS_METRICS)}: {reason}": int(rows)
+            for name, counts in report.get("observedMetrics", {}).items()
+            if name.startswith(REJECTS_METRICS)
+            for reason, rows in counts.items()
+            if rows
+        }
+        return cls(report["batchId"], report["timestamp"], report["numInputRows"], seconds, lag, rejects)
 
 
 def _offsets(found: Any) -> dict[str, int]:
@@ -82,6 +92,8 @@ class QueryProgress:
     last_id: int = -1
     latest: Batch | None = None
     """The last report, be it of a batch or of none."""
+    rejects: Counter[str] = field(default_factory=Counter)
+    """Rows that have failed in this run, by step and reason."""
 
     def saw(self, batch: Batch) -> bool:
         """Take up a report; False if it is of no batch with rows, or of one that is known."""
@@ -91,6 +103,7 @@ class QueryProgress:
         self.last_id = batch.batch
         self.rows += batch.rows
         self.batches += 1
+        self.rejects.update(batch.rejects)
         self.recent.append(batch)
         return True
 
@@ -130,7 +143,7 @@ class QueryProgress:
 
     def status(self) -> dict[str, Any]:
         """For the status file: also the last batches."""
-        return {**self.row(), "recent": [asdict(each) for each in self.recent]}
+        return {**self.row(), "rejects": dict(self.rejects), "recent": [asdict(each) for each in self.recent]}
 
 
 class Display(Protocol):

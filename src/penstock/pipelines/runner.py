@@ -19,16 +19,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State, last_number
-from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
+from penstock.pipelines.definition import MATERIALIZED, REJECTS, Pipeline, seconds_of
 from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Problem, reason_of
-from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, writer_of
+from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, table_path, writer_of
 from penstock.pipelines.locations import RemotePath
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.where import Where
@@ -36,6 +36,7 @@ from penstock.pipelines.where import Where
 LOOK_S = 0.1
 STATUS_S = 1.0
 STOP_S = 60.0
+REFRESH_S = 60.0
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 
@@ -80,14 +81,18 @@ class Runner:
         self._started_at = time.time()
         self._status_due_s = 0.0
         self._writers: dict[str, Any] = {}
+        self._is_run = False
+        self._reads: dict[str, set[str]] = {}
+        """For each query, the tables of the pipeline that it reads."""
 
     def run(self) -> Outcome:
         """Run to the end. `InvalidDefinition` if Spark finds that it cannot be."""
         self._say("starting")
+        self._is_run = True
         try:
             self._writers = {name: self._writer(name) for name in self._queries}
             outcome = Outcome(DONE)
-            for stage in self.pipeline.stages() if self.once else [list(self._queries)]:
+            for stage in self._stages() if self.once else [list(self._queries)]:
                 outcome = self._run_stage([self._queries[name] for name in stage])
                 if outcome.state != DONE:
                     break
@@ -105,6 +110,17 @@ class Runner:
         self._say(outcome.state, outcome.reason)
         return outcome
 
+    def _stages(self) -> list[list[str]]:
+        """The queries in an order in which each finds the tables that it reads already written."""
+        stages: list[list[str]] = []
+        done: set[str] = set()
+        while len(done) < len(self._queries):
+            stage = [name for name in self._queries if name not in done and self._reads[name] <= done]
+            assert stage, "tables that read each other were refused when their frames were made"
+            stages.append(stage)
+            done |= set(stage)
+        return stages
+
     def tell(self) -> None:
         """Have it end after the batches that it is in; told again, without waiting for them."""
         (self.stop_now if self.stop.is_set() else self.stop).set()
@@ -121,6 +137,9 @@ class Runner:
             self.stop.wait(LOOK_S)
             if self.stop.is_set():
                 self._finish_batches(running)
+                for each in running:
+                    if self._writers[each.progress.name] is None:
+                        self._materialize(each)
                 return Outcome(STOPPED, "it was told to stop")
             if self.state.has_lost_lock():
                 return Outcome(FAILED, f"another process has taken over {self.state.directory}: this one ends")
@@ -137,25 +156,53 @@ class Runner:
     # -- one query --
 
     def _writer(self, name: str) -> Any:
-        frame = Frames(self.spark, self.pipeline, self.where, self.state.directory, name).make()
+        frames = Frames(self.spark, self.pipeline, self.where, self.state.directory, name)
+        frame = frames.make()
+        self._reads[name] = frames.tables
         checkpoint = self.state.checkpoint(name)
         if name == REJECTS:
             writer = queue_writer(frame, self.pipeline.settings.dead_letters or "", {}, self.where)
         else:
             output = self.pipeline.outputs[name]
             check_partition_columns(frame, output)
-            writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory, checkpoint)
+            if output.kind == MATERIALIZED:
+                return None
+            writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory)
+        if self._is_run:
+            self.state.accept_queues(name, frames.subscribed)
         writer = writer.queryName(f"{self.pipeline.name}.{name}").option("checkpointLocation", str(checkpoint))
         interval_ms = round(1000 * (seconds_of(self.pipeline.settings.trigger) or 1.0))
         trigger = {"availableNow": True} if self.once else {"processingTime": f"{interval_ms} milliseconds"}
         return writer.trigger(**trigger)
 
+    def _materialize(self, running: _Running) -> None:
+        """Compute a materialized view as a whole; when the pipeline goes on and on, again after a while."""
+        output = self.pipeline.outputs[running.progress.name]
+        begun_s = time.monotonic()
+        try:
+            frame = Frames(self.spark, self.pipeline, self.where, self.state.directory, output.name).make()
+            writer = frame.write.mode("overwrite").partitionBy(*output.partition_by)
+            writer.parquet(str(table_path(self.pipeline, output, self.state.directory)))
+        except InvalidDefinition:
+            raise
+        except Exception as error:
+            raise InvalidDefinition([Problem(output.at, reason_of(error))]) from error
+        running.progress.batches += 1
+        running.progress.state = DONE if self.once else "running"
+        running.start_at_s = time.monotonic() + max(REFRESH_S, 5 * (time.monotonic() - begun_s))
+
     def _start(self, running: _Running) -> None:
         running.progress.state = "starting"
         running.progress.last_id = -1
         running.progress.latest = None
+        writer = self._writers[running.progress.name]
+        if writer is None:
+            self._materialize(running)
+            return
+        output = self.pipeline.outputs.get(running.progress.name)
         try:
-            running.handle = self._writers[running.progress.name].start()
+            with _set(self.spark, {} if output is None else output.conf):
+                running.handle = writer.start()
         except Exception as error:
             name = running.progress.name
             at = self.pipeline.outputs[name].at if name != REJECTS else self.pipeline.rejecting[0].at
@@ -253,6 +300,19 @@ class Runner:
             }
         )
         self.display.refresh([each.progress for each in self._queries.values()])
+
+
+@contextlib.contextmanager
+def _set(spark: Any, conf: Mapping[str, str]) -> Iterator[None]:
+    """Settings of Spark that a query takes when it starts."""
+    before = {name: spark.conf.get(name, None) for name in conf}
+    try:
+        for name, value in conf.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 def _plain_report(report: Any) -> dict[str, Any]:

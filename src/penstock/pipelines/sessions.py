@@ -55,7 +55,7 @@ def environment_of(spark: Any) -> Any:
 # be in the executors' Python, or in an archive of a whole environment (`spark.archives`, see docs/spark.md).
 
 
-_PACKAGES = ("penstock", "pyspark_penstock")
+_PACKAGES = ("penstock", "pyspark_penstock", "pyspark_penstock_lake")
 
 
 def ship(spark: Any) -> Path:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.decorators import find_function
 from penstock.pipelines.definition import (
     FILES,
     OUTPUT_KINDS,
@@ -25,6 +24,7 @@ from penstock.pipelines.definition import (
     seconds_of,
 )
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem, SparkMissing
+from penstock.pipelines.python_file import find_function
 from penstock.pipelines.sql import tables_of
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -124,7 +124,7 @@ def read_yaml(file: Path) -> Pipeline:
     return _Definition(file, load_yaml(file)).pipeline()
 
 
-class _Keys:
+class Keys:
     """The keys of one mapping; what is unknown, or of the wrong type, is a problem."""
 
     def __init__(self, found: Located, known: tuple[str, ...], problems: list[Problem]) -> None:
@@ -145,15 +145,19 @@ class _Keys:
         return key in self._found
 
     def get(self, key: str) -> Located | None:
+        """What stands there."""
         return self._found.get(key)
 
     def place(self, key: str) -> Place:
+        """Where a key stands."""
         return self._found[key].at if key in self._found else self.at
 
     def wrong(self, key: str, text: str) -> None:
+        """Note a problem."""
         self._problems.append(Problem(self.place(key), text))
 
     def text(self, key: str) -> str | None:
+        """A text."""
         found = self._found.get(key)
         if found is None:
             return None
@@ -163,6 +167,7 @@ class _Keys:
         return str(found.value)
 
     def number(self, key: str, least: float) -> float | None:
+        """A number."""
         found = self._found.get(key)
         if found is None:
             return None
@@ -172,6 +177,7 @@ class _Keys:
         return float(found.value)
 
     def flag(self, key: str) -> bool:
+        """True or false."""
         found = self._found.get(key)
         if found is not None and not isinstance(found.value, bool):
             self.wrong(key, "must be true or false")
@@ -208,7 +214,7 @@ class _Definition:
     def __init__(self, file: Path, top: Located) -> None:
         self._file = file
         self._problems: list[Problem] = []
-        self._top = _Keys(top, TOP_KEYS, self._problems)
+        self._top = Keys(top, TOP_KEYS, self._problems)
 
     def pipeline(self) -> Pipeline:
         name = self._top.text("name") or re.sub(r"[^A-Za-z0-9_-]", "-", self._file.stem)
@@ -224,7 +230,7 @@ class _Definition:
 
     def _settings(self) -> Settings:
         top, plain = self._top, Settings()
-        restart = _Keys(top.get("restart") or Located({}, top.at), RESTART_KEYS, self._problems)
+        restart = Keys(top.get("restart") or Located({}, top.at), RESTART_KEYS, self._problems)
         times, pause_s = restart.number("times", 0), restart.number("pause_s", 0)
         pause_s_max = restart.number("pause_s_max", 0)
         return Settings(
@@ -258,7 +264,7 @@ class _Definition:
         return {name: self._source(name, each) for name, each in found.items()}
 
     def _source(self, name: str, found: Located) -> Source:
-        keys = _Keys(found, SOURCE_KEYS, self._problems)
+        keys = Keys(found, SOURCE_KEYS, self._problems)
         kinds = [key for key in ("queue", "queues", "pattern", "files") if key in keys]
         if len(kinds) != 1 and isinstance(found.value, dict):
             given = ", ".join(kinds) or "none"
@@ -297,7 +303,7 @@ class _Definition:
         return views
 
     def _step(self, found: Located, number: int, previous: str) -> View:
-        keys = _Keys(found, STEP_KEYS, self._problems)
+        keys = Keys(found, STEP_KEYS, self._problems)
         name = keys.text("name") or f"step_{number}"
         sql, reference = keys.text("sql") or "", keys.text("python")
         inputs = keys.texts("from")
@@ -319,11 +325,11 @@ class _Definition:
         parse, checks, watermark = self._parse(keys), self._checks(keys), self._watermark(keys)
         return View(name, found.at, inputs, sql, function, parse, checks, watermark)
 
-    def _watermark(self, keys: _Keys) -> tuple[str, str] | None:
+    def _watermark(self, keys: Keys) -> tuple[str, str] | None:
         found = keys.get("watermark")
         if found is None:
             return None
-        given = _Keys(found, ("column", "delay"), self._problems)
+        given = Keys(found, ("column", "delay"), self._problems)
         column, delay = given.text("column"), given.text("delay")
         if column is None or delay is None or seconds_of(delay) is None:
             keys.wrong(
@@ -332,21 +338,21 @@ class _Definition:
             return None
         return column, delay
 
-    def _function(self, keys: _Keys, reference: str, inputs: int) -> Function | None:
+    def _function(self, keys: Keys, reference: str, inputs: int) -> Function | None:
         try:
             return find_function(reference, self._file.parent, inputs)
         except ValueError as error:
             keys.wrong("python", str(error))
             return None
 
-    def _parse(self, keys: _Keys) -> Parse | None:
+    def _parse(self, keys: Keys) -> Parse | None:
         if "parse" not in keys:
             if "schema" in keys:
                 keys.wrong("schema", "schema belongs to parse: json or parse: csv")
             return None
         return Parse(keys.text("parse") or "", keys.text("schema") or "")
 
-    def _checks(self, keys: _Keys) -> tuple[Check, ...]:
+    def _checks(self, keys: Keys) -> tuple[Check, ...]:
         """A mapping of names to conditions, or a list of conditions that name themselves."""
         found = keys.get("checks")
         plain: Any = {} if found is None else found.plain()
@@ -383,7 +389,7 @@ class _Definition:
         return outputs
 
     def _sink(self, found: Located, number: int, last: str) -> Output:
-        keys = _Keys(found, SINK_KEYS, self._problems)
+        keys = Keys(found, SINK_KEYS, self._problems)
         kinds = [kind for kind in OUTPUT_KINDS if kind in keys]
         if len(kinds) != 1 and isinstance(found.value, dict):
             given = ", ".join(kinds) or "none"
@@ -394,7 +400,7 @@ class _Definition:
         options, partition_by = keys.options("options"), keys.texts("partition_by")
         return Output(name, found.at, keys.text("from") or last, kind, target, options, partition_by)
 
-    def _target(self, keys: _Keys, kind: str) -> str:
+    def _target(self, keys: Keys, kind: str) -> str:
         found = keys.get(kind)
         if kind == "queue" and found is not None and found.value is True:
             return ""  # the rows' own column topic says where each goes

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint, SparkMissing
-from penstock.pipelines.frames import append_delta, append_iceberg
+from penstock.pipelines.lakes import append_delta, append_iceberg
 from penstock.pipelines.locations import local
 from penstock.pipelines.progress import Display
 from penstock.pipelines.ready.landing import JOINED_BYTES, OWN, SMALL_BYTES, SMALL_FILES, Landing, write_json
