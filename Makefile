@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock console run demo test coverage compile wheel wheel-test new-user image-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock console run demo test coverage compile wheel wheel-test new-user image-test compiled check format docs bench soak interop kafka-up kafka-down zookeeper-up zookeeper-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip
 COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
-EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,sns,docs,dev
+EXTRAS := arrow,kafka,zookeeper,spark,lakes,outbox,nsq,sns,docs,dev
 COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
@@ -28,6 +28,7 @@ LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
 SEED ?= 1000
 BROKERS ?= 1
+SERVERS ?= 1
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +134,12 @@ kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (n
 kafka-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.kafka down
 
+zookeeper-up: $(INSTALLED) ## Run SERVERS servers of Apache ZooKeeper on this machine (needs Java 17 and Maven), and print where
+	@$(BIN)/python -m tools.zookeeper up --servers $(SERVERS)
+
+zookeeper-down: $(INSTALLED) ## Stop them
+	@$(BIN)/python -m tools.zookeeper down
+
 cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
 
 cluster-test-%: $(INSTALLED)
@@ -152,5 +159,6 @@ cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster und
 
 clean: ## Remove .venv, caches and build output
 	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down
+	@test ! -f build/zookeeper/up.json || $(PYTHON) -m tools.zookeeper down
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
 	find src tests bench -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -64,26 +64,27 @@ _PORTS = range(20_000, 32_000)
 """Below the ports that connections are given for their own end: a stopped broker finds its ports free."""
 _STARTED = "Kafka Server started"
 
-_PROJECT = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+_DEPENDENCIES = (
+    f"org.apache.kafka:kafka_{_SCALA}:{VERSION}",
+    f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J}",
+)
+
+_PROJECT = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>penstock.tools</groupId>
-  <artifactId>kafka</artifactId>
+  <artifactId>fetched</artifactId>
   <version>1</version>
   <packaging>pom</packaging>
   <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_{_SCALA}</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.logging.log4j</groupId>
-      <artifactId>log4j-slf4j-impl</artifactId>
-      <version>{_LOG4J}</version>
-    </dependency>
+{dependencies}
   </dependencies>
 </project>
 """
+_DEPENDENCY = """    <dependency>
+      <groupId>{}</groupId>
+      <artifactId>{}</artifactId>
+      <version>{}</version>
+    </dependency>"""
 
 _LOGGING = """appender.console.type = Console
 appender.console.name = console
@@ -103,36 +104,41 @@ class KafkaError(RuntimeError):
 
 def jars() -> Path:
     """The directory with Kafka's jars. Fetched at the first call, then kept."""
+    return fetched(_HOME / VERSION, f"Kafka {VERSION}", _DEPENDENCIES)
+
+
+def fetched(home: Path, what: str, dependencies: Sequence[str]) -> Path:
+    """The directory with the jars of `group:artifact:version`s and of all that they need: fetched once, then kept."""
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
-            raise KafkaError(f"`{program}` is not installed: Kafka needs Java 17 or later, and Maven to be fetched")
-    home = _HOME / f"{VERSION}"
+            raise KafkaError(f"`{program}` is not installed: {what} needs Java 17 or later, and Maven to be fetched")
     home.mkdir(parents=True, exist_ok=True)
-    with _locked(home):
+    with locked(home):
         if not (home / "jars").is_dir():
-            _fetch(home)
+            _fetch(home, what, dependencies)
     return home / "jars"
 
 
 @contextmanager
-def _locked(home: Path, name: str = "lock") -> Iterator[None]:
+def locked(home: Path, name: str = "lock") -> Iterator[None]:
     """One process at a time: the others find the work done."""
     with open(home / name, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _fetch(home: Path) -> None:
-    (home / "pom.xml").write_text(_PROJECT)
+def _fetch(home: Path, what: str, dependencies: Sequence[str]) -> None:
+    wanted = "\n".join(_DEPENDENCY.format(*dependency.split(":")) for dependency in dependencies)
+    (home / "pom.xml").write_text(_PROJECT.format(dependencies=wanted))
     partial = home / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
     try:
         ended = subprocess.run(copy, cwd=home, capture_output=True, text=True, timeout=_FETCH_SECONDS_MAX)
     except subprocess.TimeoutExpired:
-        raise KafkaError(f"Maven did not fetch Kafka {VERSION} within {_FETCH_SECONDS_MAX} seconds") from None
+        raise KafkaError(f"Maven did not fetch {what} within {_FETCH_SECONDS_MAX} seconds") from None
     if ended.returncode:
-        raise KafkaError(f"Maven could not fetch Kafka {VERSION}: {_last_lines(ended.stdout + ended.stderr)}")
+        raise KafkaError(f"Maven could not fetch {what}: {last_lines(ended.stdout + ended.stderr)}")
     partial.rename(home / "jars")
 
 
@@ -140,7 +146,7 @@ def _class_archive(found: Path) -> Path | None:
     """What makes a JVM start quickly: the classes that a broker loads, made by a broker that runs for a moment."""
     home = found.parent
     archive, partial = home / "classes.jsa", home / "classes.partial"
-    with _locked(home, "classes.lock"):
+    with locked(home, "classes.lock"):
         if not archive.exists():
             partial.unlink(missing_ok=True)
             with suppress(KafkaError):
@@ -156,7 +162,8 @@ def _class_archive(found: Path) -> Path | None:
     return archive if archive.stat().st_size else None
 
 
-def _last_lines(text: str, count: int = 15) -> str:
+def last_lines(text: str, count: int = 15) -> str:
+    """What a program said last."""
     return "\n".join(text.strip().splitlines()[-count:])
 
 
@@ -355,7 +362,7 @@ class KafkaCluster:
         said = [process.communicate(timeout=_START_SECONDS_MAX)[0] for process in running]
         for process, text in zip(running, said, strict=True):
             if process.returncode:
-                raise KafkaError(f"Kafka's storage could not be formatted: {_last_lines(text)}")
+                raise KafkaError(f"Kafka's storage could not be formatted: {last_lines(text)}")
 
     def _java(self, *arguments: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
@@ -373,16 +380,16 @@ class KafkaCluster:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         if self._guarded:
-            broker.guard = _guard(broker.process.pid)
+            broker.guard = guard(broker.process.pid)
 
     def _wait_until_started(self, broker: _Broker) -> None:
         assert broker.process is not None
         deadline = time.monotonic() + _START_SECONDS_MAX
         while _STARTED not in broker.said():
             if broker.process.poll() is not None:
-                raise KafkaError(f"broker {broker.number} ended at once: {_last_lines(broker.said(), 30)}")
+                raise KafkaError(f"broker {broker.number} ended at once: {last_lines(broker.said(), 30)}")
             if time.monotonic() > deadline:
-                raise KafkaError(f"broker {broker.number} did not start: {_last_lines(broker.said(), 30)}")
+                raise KafkaError(f"broker {broker.number} did not start: {last_lines(broker.said(), 30)}")
             time.sleep(0.05)
 
     def _end(self, broker: _Broker, how: signal.Signals) -> None:
@@ -467,7 +474,7 @@ def free_ports(count: int) -> list[int]:
     raise KafkaError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
 
 
-def _guard(pid: int) -> subprocess.Popen[bytes]:
+def guard(pid: int) -> subprocess.Popen[bytes]:
     """A process that kills another one when the end of this pipe goes, that is, when this process dies."""
     script = 'cat >/dev/null; kill -KILL "$0" 2>/dev/null'
     return subprocess.Popen(
