@@ -43,9 +43,17 @@ from penstock.core.storage.keys import Kind
 from penstock.core.storage.records import Mark, Meta, OutboxTarget
 from penstock.raw_directory import Finding, without_advice
 from penstock.salvage import look_over, stores_in
-from penstock.store.file_modes import DIRECTORY_MODE, FILE_MODE, make_file
 from penstock.store.journal.walk import Walk
-from penstock.store.layout import BACKUP_INCOMPLETE_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, is_store
+from penstock.store.layout import (
+    BACKUP_INCOMPLETE_NAME,
+    CLUSTER_NAME,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    JOURNAL_NAME,
+    TABLE_NAME,
+    is_store,
+    make_file,
+)
 from penstock.store.lock import refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
@@ -53,7 +61,7 @@ from penstock.store.view import StoreView
 ROUNDS_MAX = 100
 _PAGES_PER_STEP = 1_000
 _OUTBOX_MARKS = 1
-"""Where a shard keeps how far it is with the outboxes of others: see `core/handlers/marks.py`."""
+"""Where a shard keeps how far it is with the outboxes of others: see `core/handlers/once.py`."""
 
 Progress = Callable[[float, float | None], None]
 """Told how many bytes are copied, and of how many."""

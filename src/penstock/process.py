@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
-from penstock.server.descriptors import FEWEST
+from penstock.server.budget import FEWEST
 from penstock.server.settings import InvalidSettings
 
 YOUNG_MAX = 20_000

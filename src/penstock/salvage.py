@@ -48,17 +48,18 @@ from penstock.raw_directory import (
 )
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
-from penstock.store.file_modes import DIRECTORY_MODE, make_file
 from penstock.store.inspection import quick_check
 from penstock.store.journal.frames import ALIGNMENT, StoredChunk
 from penstock.store.journal.walk import SEGMENT_SUFFIX
 from penstock.store.layout import (
     BACKUP_INCOMPLETE_NAME,
     CLUSTER_NAME,
+    DIRECTORY_MODE,
     INCOMPLETE_NAME,
     JOURNAL_NAME,
     TABLE_NAME,
     is_store,
+    make_file,
 )
 from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate

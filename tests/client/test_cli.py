@@ -29,7 +29,7 @@ import penstock
 from penstock.cli import SECTIONS, app, exits, main
 from penstock.cli.command import Group
 from penstock.cli.exits import Exit
-from penstock.cli.received import writer
+from penstock.cli.messages import writer
 from penstock.core.queues.config import SETTINGS
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.delivery import intervention
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
+from penstock.core.handlers import intervening
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, BrokerDriver, bodies_of
 
 
@@ -203,7 +203,7 @@ def test_nothing_or_too_much_is_refused() -> None:
 
 
 def test_a_command_that_is_refused_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervention, "LOOK_AHEAD", 5)
+    monkeypatch.setattr(intervening, "LOOK_AHEAD", 5)
     driver = BrokerDriver()
     driver.create(channels=("main", "audit"))
     for number in range(20):

@@ -35,7 +35,7 @@ from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.columns import Columns
 from penstock.core.delivery.demand import Waiter
 from penstock.core.delivery.groups import FairIndex
-from penstock.core.handlers.marks import Marks
+from penstock.core.handlers.once import Marks
 from penstock.core.queues import position
 from penstock.core.queues.queue import Queue
 from penstock.core.storage.changes import Changes

@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.store import file_modes as private
+from penstock.store import layout as private
 from penstock.store import table as table_module
 from penstock.store import view as view_module
 from penstock.store.disk import RealDisk
 from penstock.store.embedded import StoreOptions, open_embedded
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked
-from penstock.store.inspection import inspect, sealed_meta
+from penstock.store.inspection import inspect, seal_of, seal_of_meta, sealed_meta
 from penstock.store.journal.file import FileJournal
 from penstock.store.layout import JOURNAL_NAME, LOCK_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.memory import MemoryStore
-from penstock.store.seals import seal_of, seal_of_meta
 from penstock.store.table import SqliteTable, connect, translate
 from penstock.store.view import StoreView
 from tests.store.conformance import changes_of

@@ -8,8 +8,7 @@ import pytest
 
 import penstock
 from penstock.cli import transfer
-from penstock.transfer.contents import ChannelLine, MessageLine, QueueLine
-from penstock.transfer.json_lines import read_json_lines
+from penstock.transfer.contents import ChannelLine, MessageLine, QueueLine, read_json_lines
 from tests.client.node import ThreadedNode
 from tests.test_salvage import spoil
 from tests.transfer.test_transfer import write

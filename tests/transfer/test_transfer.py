@@ -30,13 +30,14 @@ from penstock.transfer.contents import (
     Head,
     InvalidExport,
     Item,
+    JsonLines,
     MessageLine,
     OriginLine,
     QueueLine,
+    read_json_lines,
 )
 from penstock.transfer.exporting import Source
 from penstock.transfer.importing import DirectoryPlace, Import, Section, check_export, read_export
-from penstock.transfer.json_lines import JsonLines, read_json_lines
 from penstock.wire.pieces import Target, send_of
 from tests.client.node import ThreadedNode
 from tests.cluster.nodes import thread_node

@@ -21,7 +21,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, counted, print_done, progress
 from penstock.cli.store import Token, opened
 from penstock.core.errors import NotFound
-from penstock.store.file_modes import FILE_MODE
+from penstock.store.layout import FILE_MODE
 
 if TYPE_CHECKING:
     from penstock.transfer.contents import Head, QueueLine
@@ -100,7 +100,7 @@ def export_queues(
 
 def _writer(format: Format, file: BinaryIO, head: Head, lines: list[QueueLine]) -> Writer:
     if format == "jsonl":
-        from penstock.transfer.json_lines import JsonLines
+        from penstock.transfer.contents import JsonLines
 
         return JsonLines(file, head)
     try:

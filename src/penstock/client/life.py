@@ -8,8 +8,7 @@ from penstock.client.content import FailedAttempt, Identity, failed_attempts
 from penstock.client.times import seconds
 from penstock.core.commands import ChannelLife, Life
 from penstock.core.queues.attributes import AttributeValue, decode_attributes
-from penstock.core.queues.life import LifeEvent, events_of
-from penstock.core.queues.origin import Origin, failures_of
+from penstock.core.queues.origin import LifeEvent, Origin, events_of, failures_of
 
 
 class MessageLife:

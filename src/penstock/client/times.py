@@ -1,11 +1,19 @@
-"""Times between the API, which speaks seconds, and the core, which counts milliseconds."""
+"""Times between the API, which speaks seconds, and the core, which counts milliseconds.
+
+A queue's settings as the API takes them: lengths of time in seconds or as `timedelta`.
+"""
 
 from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.config import QueueConfig, kind_of, read_changes
+
+if TYPE_CHECKING:
+    from penstock.client.queue_settings import QueueSettings
 
 Seconds = float | timedelta
 """A length of time: seconds, or a timedelta."""
@@ -69,3 +77,28 @@ def seconds(ms: int) -> float:
     1.5
     """
     return ms / 1_000
+
+
+def changes_of(settings: QueueSettings) -> dict[str, Any]:
+    """The settings as the core names them.
+
+    >>> changes_of({"lease": timedelta(minutes=1), "max_receives": 3})
+    {'lease_ms': 60000, 'max_receives': 3}
+    >>> changes_of({"leese": 5})
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: there is no setting 'leese'; the settings are: kind, lease, ...
+    """
+    return read_changes(
+        {name: each.total_seconds() if isinstance(each, timedelta) else each for name, each in settings.items()}
+    )
+
+
+def config_of(name: str, settings: QueueSettings) -> QueueConfig:
+    """The configuration of a new queue, checked.
+
+    >>> config_of("orders.fifo", {"lease": 5}).kind
+    'fifo'
+    """
+    changes = changes_of(settings)
+    return QueueConfig().changed(changes | {"kind": kind_of(name, changes.get("kind"))})

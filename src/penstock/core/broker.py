@@ -54,8 +54,7 @@ from penstock.core.handlers.acknowledging import Acknowledging
 from penstock.core.handlers.catalog import Catalog
 from penstock.core.handlers.checks import check_queue_id
 from penstock.core.handlers.intervening import Intervening
-from penstock.core.handlers.marks import Marks
-from penstock.core.handlers.once import OnceMemory
+from penstock.core.handlers.once import Marks, OnceMemory
 from penstock.core.handlers.reading import Reading
 from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
@@ -72,9 +71,8 @@ from penstock.core.storage.quarantine import Quarantine
 from penstock.core.storage.records import Meta, Session
 from penstock.core.storage.write_buffer import WriteBuffer
 from penstock.core.transfer import inbox
-from penstock.core.transfer.moves import Moves
+from penstock.core.transfer.moves import Moves, Redrives
 from penstock.core.transfer.outbox import Outbox
-from penstock.core.transfer.redrive import Redrives
 
 
 class Totals:

@@ -11,13 +11,13 @@ from penstock.protocols.front_end import (
     Admission,
     Refuse,
     RequestObserver,
+    hosts_of,
     http_families,
     let_in,
     refuse_plainly,
     tls_context,
     url_of,
 )
-from penstock.protocols.hosts import hosts_of
 from penstock.protocols.http import Handler, HeaderCheck, HttpLimits, HttpServer, Observer, Render, render_plainly
 from penstock.server.node import Address, Services
 

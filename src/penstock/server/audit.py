@@ -22,8 +22,7 @@ import msgspec
 
 from penstock.server.node import Services
 from penstock.server.settings import AuditSettings
-from penstock.store.file_modes import FILE_MODE
-from penstock.store.layout import AUDIT_NAME
+from penstock.store.layout import AUDIT_NAME, FILE_MODE
 
 _IN_MEMORY = 1_000
 """Lines that are kept of a server without a directory."""

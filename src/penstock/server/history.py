@@ -9,28 +9,261 @@ happens in one step (`LatencySampler`); all other steps cost nothing.
 
 Only as many queues as `[history] queues` have series of their own. A queue keeps its series while it is there, unless
 another one is much busier.
+
+The file that keeps rates and depths of the last 14 days: a ring for each resolution, of a fixed size.
+
+    head     4,096 bytes: "PENSTOCK HISTORY", format version, how many series, a checksum
+    names    256 bytes for each series but the first, which is all queues together: length, name, checksum
+    rings    10 s x 360, 1 min x 1,440, 10 min x 2,016: slots, each with a point of every series
+
+    point    time (s), crc32 of the queue's name, 16 numbers (float32, NaN where there is none), crc32 of all that
+
+The slot of a time follows from the time, so that nothing says where the ring begins: a point whose time is not that of
+the slot asked for is of an earlier round, and counts as none. So does one whose checksum is wrong, or whose name is
+another queue's: series are given to other queues when those are busier. A tick is one small write for each ring.
+
+The file is sparse, and never longer than `size_of(series)`: 15 MB for 50 queues. Losing it costs nothing but charts, so
+it is written without a sync, and one that cannot be read is put aside and begun anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
+import struct
+import tempfile
 import time
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.core.commands import QueueStats, Stats
 from penstock.core.errors import PenstockError
-from penstock.server.history_ring import COLUMNS, RINGS, HistoryFile, Values, merged
 from penstock.server.latencies import Latencies, LatencySampler, percentiles
 from penstock.server.overview import Row, row_of
 from penstock.server.settings import HistorySettings
 from penstock.server.shards import Shards
-from penstock.store.layout import HISTORY_NAME
+from penstock.store.layout import FILE_MODE, HISTORY_NAME
+
+FORMAT_VERSION: Final = 1
+COLUMNS: Final = (
+    "sent",
+    "delivered",
+    "acked",
+    "failed",
+    "dead",
+    "ready",
+    "leased",
+    "delayed",
+    "messages",
+    "oldest",
+    "receive_p50",
+    "receive_p95",
+    "receive_p99",
+    "ack_p50",
+    "ack_p95",
+    "ack_p99",
+)
+"""Of a point: messages a second; messages by state, and in all; the age of the oldest; seconds from send to receive,
+and from send to ack."""
+
+
+class Ring(NamedTuple):
+    """One resolution."""
+
+    step_s: int
+    slots: int
+
+
+RINGS: Final = (Ring(10, 360), Ring(60, 1_440), Ring(600, 2_016))
+"""An hour, a day, a fortnight."""
+_MAGIC: Final = b"PENSTOCK HISTORY"
+_HEAD: Final = struct.Struct(f"<{len(_MAGIC)}sHH")
+_HEAD_BYTES: Final = 4_096
+_NAME_BYTES: Final = 256
+_CRC: Final = struct.Struct("<I")
+_POINT: Final = np.dtype(
+    [("at", "<u4"), ("name", "<u4"), ("values", "<f4", (len(COLUMNS),)), ("crc", "<u4")], align=False
+)
+_SEALED_BYTES: Final = _POINT.itemsize - 4
+
+log = logging.getLogger("penstock.history")
+
+Values = NDArray[np.float32]
+
+
+def size_of(series: int) -> int:
+    """The most bytes that a file for so many series takes.
+
+    >>> size_of(51) < 15_500_000
+    True
+    """
+    return _rings_at(series) + sum(ring.slots for ring in RINGS) * series * _POINT.itemsize
+
+
+def _rings_at(series: int) -> int:
+    return _HEAD_BYTES + (series - 1) * _NAME_BYTES
+
+
+def _mark(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+class HistoryFile:
+    """The rings of one file. `names` has the queue of each series; that of the first, "", are all together.
+
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     file = HistoryFile(Path(directory) / "history", series=2)
+    ...     file.name_series(1, "orders")
+    ...     file.write(0, 1_000_000_000, {1: np.full(len(COLUMNS), 7, np.float32)})
+    ...     times, values = file.read("orders", RINGS[0], until_s=1_000_000_010)
+    ...     file.close()
+    >>> len(times), int(times[-1]), float(values[-2, 0]), bool(np.isnan(values[-3, 0]))
+    (360, 1000000010, 7.0, True)
+    """
+
+    def __init__(self, path: Path | None, series: int) -> None:
+        self.series = series
+        self.names = [""] * series
+        self._file = self._opened(path)
+        self._is_writer = False
+        try:
+            if os.pread(self._file, _HEAD_BYTES, 0) != self._wanted_head():
+                os.pwrite(self._file, self._wanted_head(), 0)
+            self._read_names()
+        except OSError:
+            self.close()
+            raise
+
+    def _read_names(self) -> None:
+        for number in range(1, self.series):
+            self.names[number] = self._name_in(os.pread(self._file, _NAME_BYTES, self._name_at(number)))
+
+    def may_write(self) -> bool:
+        """Whether this is the one process of several that share the directory which writes."""
+        if not self._is_writer:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            self._is_writer = True
+            self._read_names()
+        return True
+
+    def _opened(self, path: Path | None) -> int:
+        """A file of this format and size. One that is another is put aside."""
+        if path is None:
+            with tempfile.TemporaryFile() as nameless:
+                return os.dup(nameless.fileno())
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        if path.exists() and not path.is_file():
+            path.replace(path.with_name(path.name + ".old"))
+        file = os.open(path, flags, FILE_MODE)
+        found = os.pread(file, _HEAD_BYTES, 0)
+        if found and found != self._wanted_head():
+            os.close(file)
+            aside = path.with_name(path.name + ".old")
+            log.warning("%s has another format or size, or is damaged: it is kept as %s", path, aside.name)
+            path.replace(aside)
+            file = os.open(path, flags, FILE_MODE)
+        return file
+
+    def _wanted_head(self) -> bytes:
+        head = _HEAD.pack(_MAGIC, FORMAT_VERSION, self.series).ljust(_HEAD_BYTES - _CRC.size, b"\0")
+        return head + _CRC.pack(zlib.crc32(head))
+
+    @staticmethod
+    def _name_at(number: int) -> int:
+        return _HEAD_BYTES + (number - 1) * _NAME_BYTES
+
+    @staticmethod
+    def _name_in(data: bytes) -> str:
+        """The name in a place of the table; "" if there is none, or it is damaged."""
+        if len(data) < _NAME_BYTES or not data[0]:
+            return ""
+        name, (crc,) = data[: 1 + data[0]], _CRC.unpack(data[-_CRC.size :])
+        return name[1:].decode(errors="replace") if crc == zlib.crc32(name) else ""
+
+    def name_series(self, number: int, name: str) -> None:
+        """A series is a queue's from now on; what was another one's is not shown any more."""
+        encoded = bytes([len(name.encode())]) + name.encode()
+        assert len(encoded) <= _NAME_BYTES - _CRC.size
+        data = encoded.ljust(_NAME_BYTES - _CRC.size, b"\0") + _CRC.pack(zlib.crc32(encoded))
+        os.pwrite(self._file, data, self._name_at(number))
+        self.names[number] = name
+
+    def write(self, ring: int, at_s: int, points: Mapping[int, Values]) -> None:
+        """The points of some series, by their numbers, for the slot of a time. The others have none then."""
+        row = np.zeros(self.series, _POINT)
+        slot_s = at_s - at_s % RINGS[ring].step_s
+        for number, values in points.items():
+            row[number] = (slot_s, _mark(self.names[number]), values, 0)
+            row["crc"][number] = zlib.crc32(row[number].tobytes()[:_SEALED_BYTES])
+        os.pwrite(self._file, row.tobytes(), self._slot_at(ring, slot_s))
+
+    def _slot_at(self, ring: int, at_s: int) -> int:
+        before = sum(each.slots for each in RINGS[:ring])
+        slot = at_s // RINGS[ring].step_s % RINGS[ring].slots
+        return _rings_at(self.series) + (before + slot) * self.series * _POINT.itemsize
+
+    def read(self, name: str, ring: Ring, until_s: int, span_s: int | None = None) -> tuple[NDArray[np.int64], Values]:
+        """The points of a queue (or of "", all together) up to a time, the oldest first: times, and a row for each.
+
+        A time without a point has NaN in every column.
+        """
+        slots = ring.slots if span_s is None else min(ring.slots, span_s // ring.step_s)
+        last_s = until_s - until_s % ring.step_s
+        times = np.arange(last_s - (slots - 1) * ring.step_s, last_s + 1, ring.step_s, dtype=np.int64)
+        values = np.full((slots, len(COLUMNS)), np.nan, np.float32)
+        if not self._is_writer:
+            self._read_names()
+        if name not in self.names:
+            return times, values
+        number, mark = self.names.index(name), _mark(name)
+        start = self._slot_at(RINGS.index(ring), 0)
+        stored = np.zeros((ring.slots, self.series), _POINT)
+        data = os.pread(self._file, stored.nbytes, start)
+        stored = np.frombuffer(data.ljust(stored.nbytes, b"\0"), _POINT).reshape(ring.slots, self.series)
+        column = np.ascontiguousarray(stored[times // ring.step_s % ring.slots, number])
+        for index in np.flatnonzero((column["at"] == times) & (column["name"] == mark)).tolist():
+            if zlib.crc32(column[index].tobytes()[:_SEALED_BYTES]) == column["crc"][index]:
+                values[index] = column["values"][index]
+        return times, values
+
+    def close(self) -> None:
+        """No more is written. Once more does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def merged(parts: Sequence[Values]) -> Values:
+    """Several points of one series as one of a coarser ring: means, and the worst of ages and percentiles.
+
+    >>> a, b = np.full(len(COLUMNS), 1, np.float32), np.full(len(COLUMNS), 3, np.float32)
+    >>> found = merged([a, b])
+    >>> float(found[0]), float(found[COLUMNS.index("oldest")])
+    (2.0, 3.0)
+    """
+    stacked = np.stack(parts)
+    worst = COLUMNS.index("oldest")
+    found = np.full(len(COLUMNS), np.nan, np.float32)
+    there = ~np.isnan(stacked)
+    counts = there.sum(axis=0)
+    has_any = counts > 0
+    sums = np.where(there, stacked, 0).sum(axis=0)
+    found[has_any] = sums[has_any] / counts[has_any]
+    highest = np.where(there, stacked, -np.inf).max(axis=0)
+    found[worst:] = np.where(has_any[worst:], highest[worst:], np.nan)
+    return found
+
 
 TICK_S = RINGS[0].step_s
 _SHARE = 0.01

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.storage.changes import Buffer
-from penstock.store.file_modes import DIRECTORY_MODE, FILE_MODE
+from penstock.store.layout import DIRECTORY_MODE, FILE_MODE
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the operating system says when something does not fit."""

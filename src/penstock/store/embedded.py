@@ -41,11 +41,10 @@ from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import Store, StoreStats, Table
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
-from penstock.store.file_modes import restrict
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
-from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, restrict
 from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable

@@ -30,11 +30,10 @@ from penstock.store.base import ReadThrough
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
-from penstock.store.file_modes import FILE_MODE, restrict
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
-from penstock.store.layout import POSITION_NAME, TABLE_NAME
+from penstock.store.layout import FILE_MODE, POSITION_NAME, TABLE_NAME, restrict
 from penstock.store.lock import DirectoryLock, refuse_messages
 from penstock.store.table import SqliteTable
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from penstock.core.errors import StoreError
 from penstock.store.errors import StoreLocked
-from penstock.store.file_modes import DIRECTORY_MODE, FILE_MODE
 from penstock.store.layout import (
     BACKUP_INCOMPLETE_NAME,
     CLUSTER_NAME,
+    DIRECTORY_MODE,
+    FILE_MODE,
     INCOMPLETE_NAME,
     JOURNAL_NAME,
     LOCK_NAME,

@@ -35,10 +35,20 @@ from penstock.core.errors import ChunkDamaged, StoreError
 from penstock.core.storage.changes import Buffer, Flaw
 from penstock.core.storage.keys import group_of
 from penstock.store.errors import ADVICE, DiskFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
-from penstock.store.file_modes import make_file
-from penstock.store.inspection import GROUPS_SUM, inspect, is_sealed, quick_check, sealed_meta
+from penstock.store.inspection import (
+    GROUPS_SUM,
+    SUM_MASK,
+    Group,
+    inspect,
+    is_sealed,
+    quick_check,
+    seal_of,
+    seal_of_key,
+    seal_of_meta,
+    sealed_meta,
+)
 from penstock.store.layer import prefix_end
-from penstock.store.seals import SUM_MASK, Group, seal_of, seal_of_key, seal_of_meta
+from penstock.store.layout import make_file
 
 log = logging.getLogger("penstock.store")
 

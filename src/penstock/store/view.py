@@ -28,12 +28,11 @@ from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import StoreStats
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly
-from penstock.store.file_modes import check_readable
 from penstock.store.inspection import inspect
 from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
-from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.layout import JOURNAL_NAME, TABLE_NAME, check_readable
 from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, TableReads, connect, read_meta, translate, translated
 
 ATTEMPTS_MAX = 100

@@ -15,8 +15,16 @@ import msgspec
 import pyarrow as pa
 
 from penstock.core.errors import InvalidRequest
-from penstock.transfer.contents import Head, InvalidExport, Item, MessageLine, QueueLine, body_fields, in_one_line
-from penstock.transfer.json_lines import read_head
+from penstock.transfer.contents import (
+    Head,
+    InvalidExport,
+    Item,
+    MessageLine,
+    QueueLine,
+    body_fields,
+    in_one_line,
+    read_head,
+)
 
 _HEAD, _QUEUES = b"penstock.export", b"penstock.queues"
 _ROWS = 5_000

@@ -60,11 +60,12 @@ from penstock.transfer.contents import (
     MessageLine,
     QueueLine,
     in_one_line,
+    is_arrow,
     origin_of,
+    read_json_lines,
     stored_attributes,
 )
 from penstock.transfer.exporting import Caller
-from penstock.transfer.json_lines import is_arrow, read_json_lines
 from penstock.wire.pieces import CONTENT_TYPE, Target, check_history, piece_bytes, send_of
 
 BATCH_MESSAGES = 1_000

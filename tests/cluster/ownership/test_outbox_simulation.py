@@ -9,7 +9,7 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.delivery.acknowledgement import Acknowledgement
-from penstock.core.handlers.marks import Marks
+from penstock.core.handlers.once import Marks
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.records import Mark
 from penstock.core.transfer import inbox

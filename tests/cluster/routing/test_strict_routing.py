@@ -14,8 +14,8 @@ import pytest
 from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.link import Link
 from penstock.client.remote.polling import connect_poll
+from penstock.client.remote.request import Link
 from penstock.client.remote.routed import Partitions, fetch_partitions
 from penstock.client.remote.websocket import connect
 from penstock.cluster.routing.placement import home_of

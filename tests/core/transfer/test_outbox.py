@@ -17,7 +17,7 @@ from penstock.core.errors import (
     StoreDamaged,
     WorkRefused,
 )
-from penstock.core.handlers.marks import Marks
+from penstock.core.handlers.once import Marks
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.origin import Origin
 from penstock.core.queues.partition import partition_of
@@ -260,7 +260,7 @@ def test_a_target_whose_store_is_new_gets_what_is_left(cluster: Cluster) -> None
 
 
 def test_marks_of_outboxes_are_never_forgotten_and_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.core.handlers.marks.NAMES_MAX", 2)
+    monkeypatch.setattr("penstock.core.handlers.once.NAMES_MAX", 2)
     driver = BrokerDriver(shard=0, shards=2)
     batch = c.TakeOutbox(source="1 5", after=-1, up_to=7, entries=[])
     driver.do(batch)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.commands import Command, Send, Sent, Span
 from penstock.core.errors import StoreError
 from penstock.protocols.http import Exchange, Headers, Request
-from penstock.protocols.sqs.batches import Round
+from penstock.protocols.sqs.messages import Round
 from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.protocols.sqs.shapes import DeleteMessageBatchRequestEntry
 from penstock.server.auth import Credentials

@@ -36,7 +36,6 @@ from penstock.client.listening import (
     wants_unit_of_work,
 )
 from penstock.client.queue_settings import QueueSettings
-from penstock.client.settings import changes_of, config_of
 from penstock.client.task_workers import (
     WAIT_SECONDS,
     Signal,
@@ -47,7 +46,7 @@ from penstock.client.task_workers import (
     is_cancelled,
     told_to_stop,
 )
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, changes_of, config_of, length_ms
 from penstock.core.commands import (
     MAIN,
     ChangeQueue,

@@ -14,8 +14,7 @@ from penstock.client.content import Body, encode_body
 from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerSettings
 from penstock.client.queue_settings import QueueSettings
-from penstock.client.settings import config_of
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, config_of, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
     CancelRedrive,

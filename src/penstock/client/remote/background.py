@@ -24,8 +24,7 @@ from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.lanes import RoutedStream
-from penstock.client.remote.link import UNWRITABLE, unwritable
-from penstock.client.remote.request import Outstanding, has_messages
+from penstock.client.remote.request import UNWRITABLE, Outstanding, has_messages, unwritable
 from penstock.client.remote.routed import RoutedCaller, open_caller
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage

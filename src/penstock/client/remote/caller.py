@@ -27,9 +27,8 @@ import msgspec
 from penstock.client.listening import PushTarget
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
-from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.prefetch import Prefetcher, acknowledging_parts
-from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, merged, spans_of
+from penstock.client.remote.request import Calling, Link, Outstanding, Pages, Settle, UpgradeRefused, merged, spans_of
 from penstock.client.remote.stream import Stream
 from penstock.core.backoff import backoff
 from penstock.core.commands import (

@@ -19,8 +19,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.client.remote.address import Address, Options
 from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
-from penstock.client.remote.link import Link
-from penstock.client.remote.request import Outstanding
+from penstock.client.remote.request import Link, Outstanding
 from penstock.core.commands import Command
 from penstock.core.errors import NotSent, PenstockError
 from penstock.wire.answers import Moved

@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.client.remote.address import PORT, Address, Options, TransportName
 from penstock.client.remote.http import BrokenConnection, HttpConnection, Response
-from penstock.client.remote.link import Listener
+from penstock.client.remote.request import Listener
 from penstock.client.remote.websocket import tls_of
 from penstock.core.backoff import backoff
 from penstock.core.commands import Command, DescribeQueue, EndSession, Heartbeat, QueueInfo, Receive

@@ -25,7 +25,7 @@ from websockets.uri import parse_uri
 
 from penstock.client.remote.address import PORT, Address, Options, TransportName
 from penstock.client.remote.busy_poll import BusyPoll
-from penstock.client.remote.link import Listener, UpgradeRefused
+from penstock.client.remote.request import Listener, UpgradeRefused
 from penstock.core.errors import (
     AccessDenied,
     BatchTooLarge,

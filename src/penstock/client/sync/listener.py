@@ -32,7 +32,6 @@ from penstock.client.listening import (
     wants_unit_of_work,
 )
 from penstock.client.queue_settings import QueueSettings
-from penstock.client.settings import changes_of, config_of
 from penstock.client.sync.acknowledger import Acknowledger, LeaseLost, Outcome
 from penstock.client.sync.caller import Caller, Stream, Streaming
 from penstock.client.sync.message import Message, error_text, messages_of
@@ -47,7 +46,7 @@ from penstock.client.thread_workers import (
     is_cancelled,
     told_to_stop,
 )
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, changes_of, config_of, length_ms
 from penstock.core.commands import (
     MAIN,
     ChangeQueue,

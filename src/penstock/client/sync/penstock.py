@@ -10,12 +10,11 @@ from penstock.client.content import Body, encode_body
 from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerSettings
 from penstock.client.queue_settings import QueueSettings
-from penstock.client.settings import config_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.listener import Listener, run_together
 from penstock.client.sync.queue import Queue, sequences_of
 from penstock.client.sync.unit_of_work import UnitOfWork
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, config_of, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
     CancelRedrive,

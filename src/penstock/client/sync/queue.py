@@ -20,11 +20,17 @@ from penstock.client.content import (
 )
 from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
-from penstock.client.settings import changes_of
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, messages_of
-from penstock.client.times import Moment, Seconds, lease_length_ms, length_ms, moment_ms
+from penstock.client.times import (
+    Moment,
+    Seconds,
+    changes_of,
+    lease_length_ms,
+    length_ms,
+    moment_ms,
+)
 from penstock.core.commands import (
     MAIN,
     Ack,

@@ -36,8 +36,7 @@ from penstock.core.backoff import backoff
 from penstock.core.errors import PenstockError
 from penstock.server.node import Ready, cannot_listen, told_of_taking
 from penstock.server.settings import InvalidSettings, Settings
-from penstock.store.file_modes import DIRECTORY_MODE
-from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.layout import CLUSTER_NAME, DIRECTORY_MODE, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.memory import MEMORY
 

@@ -1,6 +1,11 @@
 """Messages that go on in another queue: dead letters, redriven ones, and those that another shard hands on.
 
 The other queue may be in another shard, or have partitions there: then the messages go by the outbox.
+
+Redrive: moving messages of a (dead-letter) queue back to where they came from, or elsewhere.
+
+A redrive is a task that works in small steps, each in one commit with what it moves and how far it is; so it keeps to
+its rate, can be watched and cancelled, and goes on after a restart without losing or doubling anything.
 """
 
 from __future__ import annotations
@@ -9,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.core.commands import MAIN, ForwardedMessages
+from penstock.core.commands import MAIN, CancelRedrive, ForwardedMessages, ListRedrives, RedriveTask, Seen, StartRedrive
 from penstock.core.delivery.channel import Channel
+from penstock.core.delivery.states import State
 from penstock.core.delivery.window import Entry
-from penstock.core.queues.config import DAY_MS, QueueConfig, dead_letter_name
+from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, StoreError, TaskNotFound
+from penstock.core.handlers.checks import clean
+from penstock.core.queues.config import DAY_MS, QueueConfig, check_name, dead_letter_name, kind_of
 from penstock.core.queues.draft import Messages
-from penstock.core.queues.origin import Origin
+from penstock.core.queues.origin import Origin, error_group, failures_of
 from penstock.core.queues.partition import partition_of
 from penstock.core.queues.queue import Queue
+from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import Kind
 from penstock.core.transfer.inbox import REFUSED, refused_name
 
 if TYPE_CHECKING:
@@ -145,3 +155,234 @@ class Moves:
             priority=priority,
             failures=failures if earlier is None else earlier.failures + failures,
         ).encode()
+
+
+STEP_MS = 50
+BURST_MS = 1_000
+"""How much of its rate a redrive may make up for at once."""
+_STEP_MESSAGES = 1_000
+_LOOK_MESSAGES = 100
+
+
+class Redrives:
+    """Starts, cancels and lists redrives, and moves their messages."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def _start_redrive(self, command: StartRedrive) -> RedriveTask:
+        broker = self.broker
+        queue = broker.find_queue(command.queue, command.of_queue)
+        if command.target is not None:
+            check_name(command.target, "queue")
+            if command.target == command.queue:
+                raise InvalidRequest(f"queue {command.queue!r} cannot be redriven to itself: name another target")
+            if command.target not in broker.queues and kind_of(command.target) == "fifo" and not queue.is_fifo:
+                raise InvalidRequest(
+                    f"queue {command.target!r} is FIFO by its name, and the messages of {queue.name!r} have no order: "
+                    "name a target that does not end with .fifo"
+                )
+        if command.per_second is not None and command.per_second < 1:
+            raise InvalidRequest(f"per_second is {command.per_second}: it must be at least 1")
+        if command.error is not None and clean(command.error) != command.error:
+            raise InvalidRequest(f"an error to look for must be valid text; {command.error[:50]!r} is not")
+        if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
+            raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
+        channel = broker.receiving.channel_to_receive(queue, MAIN)
+        if command.discard and command.target is not None:
+            raise InvalidRequest("messages are deleted, or go to a target: give one of both")
+        if command.target is None and not command.discard:
+            self._check_has_dead_letters(queue, channel)
+        task = RedriveTask(
+            task=broker.meta.next_task,
+            queue=queue.name,
+            target=command.target,
+            status="running",
+            moved=0,
+            skipped=0,
+            to_move=channel.ready if command.sequences is None else len(command.sequences),
+            started_ms=broker.now_ms,
+            sequences=command.sequences,
+            contains=command.contains,
+            match_error=command.error,
+            per_second=command.per_second,
+            end=queue.next_sequence,
+            paced_ms=broker.now_ms - STEP_MS,
+            match_group=command.group,
+            discard=command.discard,
+        )
+        broker.meta.next_task += 1
+        broker.save_meta()
+        broker.tasks[task.task] = task
+        self._save(task)
+        broker.schedule(broker.now_ms, "redrive", task)
+        broker.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _check_has_dead_letters(self, queue: Queue, channel: Channel) -> None:
+        """Without a target, messages go back to where they failed: those of other queues came from nowhere.
+
+        Queues of other shards may have their dead letters here. So with several shards an empty queue passes, and a
+        queue of several partitions.
+        """
+        broker = self.broker
+        if broker.catalog.has_dead_letters_of_others(queue.name):
+            return
+        try:
+            seen = queue.browse(channel, -1, _LOOK_MESSAGES, (State.READY,), None)
+        except ChunkDamaged:
+            return
+        if any(each.chunk.origin(each.index) is not None for each in seen):
+            return
+        if broker.meta.shards > 1 and (not seen or queue.config.partitions > 1):
+            return
+        own = queue.config.dead_letter or dead_letter_name(queue.name)
+        where = f"Those of {queue.name!r} are in {own!r}." if own in broker.queues else f"{queue.name!r} has none."
+        raise InvalidRequest(
+            f"queue {queue.name!r} is not a dead-letter queue: no queue has its dead letters there. {where} "
+            "With a target, messages of any queue can be moved."
+        )
+
+    def _cancel_redrive(self, command: CancelRedrive) -> RedriveTask:
+        task = self.broker.tasks.get(command.task)
+        if task is None:
+            raise TaskNotFound(f"there is no redrive {command.task}")
+        if task.status == "running":
+            task.status = "cancelled"
+            self._save(task)
+            self.broker.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
+        found = [task for task in self.broker.tasks.values() if command.queue in (None, task.queue)]
+        return [msgspec.structs.replace(task) for task in sorted(found, key=lambda task: -task.task)]
+
+    def step(self, task: RedriveTask, _detail: Any, _time_ms: int) -> None:
+        """Move the next few messages of a task: its time has come."""
+        if task.status != "running":
+            return
+        now_ms = self.broker.now_ms
+        queue = self.broker.queues.get(task.queue)
+        if queue is None or MAIN not in queue.channels:
+            is_damaged = queue is None and self.broker.quarantine.might_be(task.queue)
+            _end(task, "failed", f"queue {task.queue!r} is {'in quarantine' if is_damaged else 'gone'}")
+        else:
+            try:
+                self._move_some(task, queue, queue.channels[MAIN], now_ms)
+            except StoreError:  # a read failed, perhaps in the middle of a message's move
+                raise
+            except PenstockError as error:
+                _end(task, "failed", str(error))
+        self._save(task)
+        if task.status == "running":
+            self.broker.schedule(now_ms + (STEP_MS if task.per_second else 1), "redrive", task)
+
+    def queue_deleted(self, name: str) -> None:
+        """A queue is gone: so are its redrives, and a new queue of that name has nothing to do with them."""
+        for task in self.broker.tasks.values():
+            if task.queue == name and task.status == "running":
+                _end(task, "failed", f"queue {name!r} was deleted")
+                self._save(task)
+
+    def restore(self, number: int, data: bytes) -> None:
+        """Take a task back from its record."""
+        task = self.broker.tasks[number] = msgspec.msgpack.decode(data, type=RedriveTask)
+        if task.paced_ms > self.broker.now_ms:  # the clock was ahead
+            task.paced_ms = self.broker.now_ms
+            self._save(task)
+        if task.status == "running":
+            self.broker.schedule(self.broker.now_ms, "redrive", task)
+
+    def _save(self, task: RedriveTask) -> None:
+        self.broker.write_buffer.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
+
+    def _move_some(self, task: RedriveTask, queue: Queue, channel: Channel, now_ms: int) -> None:
+        limit = _allowance(task, now_ms)
+        if limit <= 0:
+            return
+        try:
+            found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+        except ChunkDamaged:
+            return  # quarantined and reported: the next step goes on behind it
+        selected = None if task.sequences is None else set(task.sequences)
+        moved_before = task.moved
+        for seen in found:
+            if seen.sequence >= task.end:
+                _end(task, "done")
+                break
+            task.cursor = seen.sequence
+            wanted = (selected is None or seen.sequence in selected) and is_wanted(
+                seen, task.match_error, task.match_group
+            )
+            if wanted and self._move(task, queue, channel, seen, now_ms):
+                task.moved += 1
+            else:
+                task.skipped += 1
+        if task.per_second is not None:
+            task.paced_ms += -(-(task.moved - moved_before) * 1_000 // task.per_second)
+        if len(found) < limit:
+            _end(task, "done")
+
+    def _move(self, task: RedriveTask, queue: Queue, channel: Channel, seen: Seen, now_ms: int) -> bool:
+        chunk, index = seen.chunk, seen.index
+        data = chunk.origin(index)
+        origin = None if data is None else Origin.decode(data)
+        target = task.target or (None if origin is None else origin.queue)
+        if not task.discard and (target is None or target == queue.name):
+            return False
+        for lane in list(channel.windows):
+            if channel.state_of(seen.sequence, lane)[0] == State.READY and channel.settle_moved(
+                seen.sequence, lane, now_ms
+            ):
+                break
+        else:
+            return False
+        if task.discard:
+            return True
+        assert target is not None
+        if origin is None:
+            origin = Origin(
+                self.broker.message_id(queue.id, seen.sequence),
+                queue.name,
+                MAIN,
+                seen.sequence,
+                chunk.sent_ms,
+                seen.attempts,
+                0,
+                [],
+            )
+        body, attributes, group = chunk.body(index), chunk.attributes(index), chunk.group(index)
+        messages = Messages(
+            [body],
+            attributes=[attributes],
+            groups=[(group or "").encode() or None],
+            dedup_ids=[(chunk.dedup_id(index) or "").encode() or None],
+            origins=[origin.encode()],
+        )
+        self.broker.moves.move(target, queue.config, messages, len(body) + len(attributes or b""), origin.priority)
+        return True
+
+
+def _end(task: RedriveTask, status: str, error: str = "") -> None:
+    task.status, task.error = status, error
+
+
+def _allowance(task: RedriveTask, now_ms: int) -> int:
+    """How many messages may be moved now. A standstill gives nobody the right to hurry afterwards."""
+    if task.per_second is None:
+        return _STEP_MESSAGES
+    task.paced_ms = max(task.paced_ms, now_ms - BURST_MS)
+    return min(_STEP_MESSAGES, (now_ms - task.paced_ms) * task.per_second // 1_000)
+
+
+def is_wanted(seen: Seen, error: str | None, group: str | None) -> bool:
+    """Whether a message has failed with such an error, and its last one is of that kind."""
+    if error is None and group is None:
+        return True
+    data = seen.chunk.origin(seen.index)
+    origin = None if data is None else Origin.decode(data)
+    if group is not None:
+        failures = failures_of(origin, seen.failures, seen.sequence)
+        if not failures or error_group(failures[-1].error) != group:
+            return False
+    return error is None or (origin is not None and any(error in failure.error for failure in origin.failures))

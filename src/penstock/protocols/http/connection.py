@@ -29,8 +29,17 @@ from penstock.protocols.http.exchange import (
     Request,
     Upgraded,
 )
-from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
-from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
+from penstock.server.budget import (
+    BUSY,
+    CUT_OFF,
+    GROWTH_BYTES,
+    GROWTH_TIMEOUT_S,
+    NO_ROOM,
+    REFUSED,
+    Pace,
+    Share,
+    room_for,
+)
 
 if TYPE_CHECKING:
     from penstock.protocols.http.server import HttpServer

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Handler, HeaderCheck, Observer, Refusal, Render, Upgraded, render_plainly
-from penstock.server.budget import Budget
-from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
+from penstock.server.budget import TLS_HANDSHAKE_S, Budget, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
 
 log = logging.getLogger("penstock.http")

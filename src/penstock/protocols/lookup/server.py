@@ -19,7 +19,7 @@ import msgspec
 from penstock.protocols.lookup.registry import Identity, Load, Peer, Registry, TooManyNames
 from penstock.protocols.lookup.wire import LOADS, CommandReader, LookupCommand, Refusal, response
 from penstock.protocols.nsq.wire import is_name
-from penstock.server.descriptors import FITS, backlog, room_for
+from penstock.server.budget import FITS, backlog, room_for
 from penstock.server.settings import LookupSettings
 
 log = logging.getLogger("penstock.lookup")

@@ -11,8 +11,7 @@ from types import TracebackType
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from penstock.protocols.front_end import Admission, RequestObserver, url_of
-from penstock.protocols.hosts import hosts_of
+from penstock.protocols.front_end import Admission, RequestObserver, hosts_of, url_of
 from penstock.protocols.http import Exchange, HttpServer
 from penstock.protocols.lookup.registry import ORDERS, Peer, Registry, TooManyNames
 from penstock.protocols.lookup.server import LookupAnswer, LookupServer

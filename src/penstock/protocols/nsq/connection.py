@@ -60,8 +60,7 @@ from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
 from penstock.protocols.nsq.topics import Timeouts
 from penstock.protocols.nsq.wire import NSQ_VERSION
 from penstock.server.auth import ANYBODY, Principal
-from penstock.server.budget import BUSY, SMALL_BYTES, Pace
-from penstock.server.descriptors import TLS_HANDSHAKE_S
+from penstock.server.budget import BUSY, SMALL_BYTES, TLS_HANDSHAKE_S, Pace
 from penstock.server.shard import Call
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.front_end import tls_context
 from penstock.protocols.nsq.connection import Connection
 from penstock.protocols.nsq.topics import Topics
-from penstock.server.descriptors import FITS, backlog, room_for
+from penstock.server.budget import FITS, backlog, room_for
 from penstock.server.node import Address, Services
 from penstock.server.settings import NsqSettings
 

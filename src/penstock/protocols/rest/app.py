@@ -18,7 +18,7 @@ from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
 from penstock.core.commands import Ack, CommitWork, QueueStats, Send, Sent, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
-from penstock.protocols.hosts import STATUS
+from penstock.protocols.front_end import STATUS
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, Headers, HttpLimits, Observer, Terms
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages

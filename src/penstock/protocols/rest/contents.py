@@ -16,8 +16,7 @@ from penstock.core.commands import Records as CoreRecords
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
-from penstock.core.queues.life import events_of
-from penstock.core.queues.origin import Origin
+from penstock.core.queues.origin import Origin, events_of
 from penstock.core.storage.chunk import Chunk, Section
 from penstock.protocols.rest.shapes import (
     AttributeJson,

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.core.errors import PenstockError, RateLimited
-from penstock.protocols.hosts import hosts_of
+from penstock.protocols.front_end import hosts_of
 from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Headers, Observer, Terms
 from penstock.protocols.rest.caller import Caller, CallerGone, caller_of, rates_of
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Blocks, Operation, Reply

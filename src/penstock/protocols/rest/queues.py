@@ -35,7 +35,7 @@ from penstock.core.delivery.states import State
 from penstock.core.errors import ChannelNotFound, MessageNotFound, QueueDamaged, QueueNotFound, TaskNotFound
 from penstock.core.queues.config import SETTINGS, QueueConfig, dead_letter_name, kind_of, read_changes
 from penstock.core.queues.origin import error_group
-from penstock.core.transfer.redrive import is_wanted
+from penstock.core.transfer.moves import is_wanted
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
 from penstock.protocols.rest.intervening import LOOKED_AT_MAX, sequences_of

@@ -9,11 +9,11 @@ import msgspec
 
 from penstock.protocols.sqs import shapes
 from penstock.protocols.sqs.context import Answer, Asked, RequestContext
-from penstock.protocols.sqs.permissions import PermissionActions
+from penstock.protocols.sqs.queues import QueueActions
 from penstock.protocols.sqs.shapes import Shape
 
 
-class Service(PermissionActions):
+class Service(QueueActions):
     """All 23 actions. Each file adds its own to those of the one before: compiled classes have one base."""
 
 

@@ -1,24 +1,39 @@
-"""Queues: creating, finding, describing, configuring, purging and deleting them; their tags."""
+"""Queues: creating, finding, describing, configuring, purging and deleting them; their tags.
+
+Message move tasks: messages of a dead-letter queue go back to where they came from, or elsewhere (a redrive).
+
+AddPermission and RemovePermission: statements of a queue's Policy. They are kept and shown, as the policy is.
+
+Who may do what here is said in the server's settings, by access key.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
+from typing import Any
 
 import msgspec
 
 from penstock.core.commands import (
+    CancelRedrive,
     ChangeQueue,
     CommitWork,
     CreateQueue,
     DeleteQueue,
     DescribeQueue,
     LastMark,
+    ListQueues,
+    ListRedrives,
     PurgeQueue,
     QueueInfo,
     QueueStats,
+    RedriveTask,
+    StartRedrive,
 )
-from penstock.core.errors import QueueExists
+from penstock.core.delivery.receipt import message_id, sequence_in
+from penstock.core.errors import QueueExists, TaskNotFound
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import (
     AttributeReader,
@@ -26,35 +41,48 @@ from penstock.protocols.sqs.attributes import (
     facts_of,
     settings_of,
 )
-from penstock.protocols.sqs.batches import BatchActions
 from penstock.protocols.sqs.context import RequestContext, ask
 from penstock.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_PARAMETER_VALUE,
+    OVER_LIMIT,
     PURGE_QUEUE_IN_PROGRESS,
     QUEUE_DELETED_RECENTLY,
     QUEUE_NAME_EXISTS,
+    RESOURCE_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
     SqsError,
     invalid_value,
     missing,
     no_such_queue,
 )
-from penstock.protocols.sqs.limits import PAGE_MAX, TAGS_MAX
+from penstock.protocols.sqs.limits import MOVES_LISTED, MOVES_LISTED_MAX, MOVES_PER_SECOND_MAX, PAGE_MAX, TAGS_MAX
+from penstock.protocols.sqs.messages import MessageActions
 from penstock.protocols.sqs.names import check_queue_name
 from penstock.protocols.sqs.service import default_config
 from penstock.protocols.sqs.shapes import (
+    AddPermissionRequest,
+    CancelMessageMoveTaskRequest,
+    CancelMessageMoveTaskResult,
     CreateQueueRequest,
     GetQueueAttributesRequest,
     GetQueueUrlRequest,
     ListDeadLetterSourceQueuesRequest,
     ListDeadLetterSourceQueuesResult,
+    ListMessageMoveTasksRequest,
+    ListMessageMoveTasksResult,
     ListQueuesRequest,
     ListQueuesResult,
     ListQueueTagsResult,
+    MoveHandle,
+    MoveTask,
     QueueAttributesResult,
     QueueRequest,
     QueueUrlResult,
+    RemovePermissionRequest,
     SetQueueAttributesRequest,
+    StartMessageMoveTaskRequest,
+    StartMessageMoveTaskResult,
     TagQueueRequest,
     UntagQueueRequest,
 )
@@ -67,7 +95,7 @@ _PURGED = "penstock.sqs.purged."
 """Marks, of when a queue of that name was deleted, and when the queue with that id was purged: with limits `strict`."""
 
 
-class QueueActions(BatchActions):
+class QueueActions(MessageActions):
     """The actions on queues, beside those on messages."""
 
     # -- there or not --
@@ -268,6 +296,128 @@ class QueueActions(BatchActions):
             raise no_such_queue()
         return ListQueueTagsResult(dict(config.tags))
 
+    async def StartMessageMoveTask(
+        self, context: RequestContext, request: StartMessageMoveTaskRequest
+    ) -> StartMessageMoveTaskResult:
+        """Start to move the messages of a dead-letter queue."""
+        source = await self._queue_of(context, request.source_arn, "SourceArn")
+        target = None
+        if request.destination_arn is not None:
+            target = await self._queue_of(context, request.destination_arn, "DestinationArn")
+        rate = request.max_number_of_messages_per_second
+        if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
+            raise invalid_value(
+                rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {MOVES_PER_SECOND_MAX}, if provided."
+            )
+        await self._check_route(source, target)
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        if any(task.status == "running" for task in tasks):
+            raise SqsError(
+                INVALID_PARAMETER_VALUE,
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time.",
+            )
+        task: RedriveTask = await ask(StartRedrive(queue=source, target=target, per_second=rate))
+        return StartMessageMoveTaskResult(self._handle(task))
+
+    async def _check_route(self, source: str, target: str | None) -> None:
+        if not await ask(ListQueues(dead_letters_to=source, limit=1)):
+            raise SqsError(INVALID_PARAMETER_VALUE, "Source queue must be configured as a Dead Letter Queue.")
+        if target is None:
+            return
+        if target == source:
+            raise SqsError(INVALID_PARAMETER_VALUE, "Source queue and destination queue must not be the same.")
+        source_config, target_config = self.config(source), self.config(target)
+        if source_config and target_config and source_config.kind != target_config.kind:
+            raise SqsError(UNSUPPORTED_OPERATION, "Source and destination queues must be of the same type.")
+
+    async def CancelMessageMoveTask(
+        self, context: RequestContext, request: CancelMessageMoveTaskRequest
+    ) -> CancelMessageMoveTaskResult:
+        """Stop to move messages; what was moved stays where it is."""
+        if not request.task_handle:
+            raise missing("TaskHandle")
+        handle = _open_handle(request.task_handle)
+        number = self._number(handle.taskId)
+        source = await self._queue_of(context, handle.sourceArn, "SourceArn")
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        task = next((task for task in tasks if task.task == number), None)
+        if task is None:
+            raise SqsError(RESOURCE_NOT_FOUND, "Task does not exist.")
+        if task.status != "running":
+            raise SqsError(INVALID_PARAMETER_VALUE, "Only active tasks can be cancelled.")
+        try:
+            cancelled: RedriveTask = await ask(CancelRedrive(task=number))
+        except TaskNotFound:
+            raise SqsError(RESOURCE_NOT_FOUND, "Task does not exist.") from None
+        return CancelMessageMoveTaskResult(cancelled.moved)
+
+    async def ListMessageMoveTasks(
+        self, context: RequestContext, request: ListMessageMoveTasksRequest
+    ) -> ListMessageMoveTasksResult:
+        """The latest tasks of a queue, newest first."""
+        source = await self._queue_of(context, request.source_arn, "SourceArn")
+        limit = MOVES_LISTED if request.max_results is None else request.max_results
+        if not 1 <= limit <= MOVES_LISTED_MAX:
+            raise invalid_value(limit, "MaxResults", f"Must be between 1 and {MOVES_LISTED_MAX}, if provided.")
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        return ListMessageMoveTasksResult([self._described(task) for task in tasks[:limit]])
+
+    async def _queue_of(self, context: RequestContext, arn: str | None, parameter: str) -> str:
+        if not arn:
+            raise missing(parameter)
+        name = self.arns.name(arn)
+        if name is None:
+            raise invalid_value(arn, parameter, "It is not the ARN of a queue.")
+        self.check_rights(context, name, StartRedrive)
+        await self.learn(name, now=True)
+        if self.config(name) is None:
+            raise SqsError(
+                RESOURCE_NOT_FOUND, f"The resource that you specified for the {parameter} parameter doesn't exist."
+            )
+        return name
+
+    def _number(self, task_id: str) -> int:
+        """The number of a task; -1 if there can be none. Earlier handles have it as it is."""
+        if task_id.isascii() and task_id.isdigit() and len(task_id) < 19:
+            return int(task_id)
+        number = sequence_in(task_id, self.shard.identity.meta.realm, _TASKS)
+        return -1 if number is None else number
+
+    def _described(self, task: RedriveTask) -> MoveTask:
+        return MoveTask(
+            status=_STATUS[task.status],
+            source_arn=self.arns.of(task.queue),
+            approximate_number_of_messages_moved=task.moved,
+            started_timestamp=task.started_ms,
+            task_handle=self._handle(task) if task.status == "running" else None,
+            destination_arn=None if task.target is None else self.arns.of(task.target),
+            max_number_of_messages_per_second=task.per_second,
+            approximate_number_of_messages_to_move=task.to_move,
+            failure_reason=task.error or None,
+        )
+
+    def _handle(self, task: RedriveTask) -> str:
+        task_id = message_id(self.shard.identity.meta.realm, _TASKS, task.task)
+        handle = MoveHandle(task_id, self.arns.of(task.queue))
+        return base64.b64encode(msgspec.json.encode(handle)).decode()
+
+    async def AddPermission(self, context: RequestContext, request: AddPermissionRequest) -> None:
+        """Add a statement to the policy."""
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
+        await self.existing(name)
+        _check(request)
+        await self.change(name, lambda config: _added(config, request, self.arns.of(name)))
+
+    async def RemovePermission(self, context: RequestContext, request: RemovePermissionRequest) -> None:
+        """Take a statement out of the policy. The policy goes with its last one."""
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
+        label = request.label
+        if not label:
+            await self.existing(name)
+            raise missing("Label")
+        await self.change(name, lambda config: _removed(config, label, self.arns.of(name)))
+
 
 def _exists(attribute: str) -> SqsError:
     return SqsError(
@@ -319,3 +469,108 @@ def _open_token(token: str) -> str:
         return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):
         raise invalid_value(token, "NextToken", "Invalid or expired next token.") from None
+
+
+_TASKS = 0xFE << 56
+"""Stands for the queue where the id of a task is made: no queue has this number."""
+_STATUS = {"running": "RUNNING", "done": "COMPLETED", "cancelled": "CANCELLED", "failed": "FAILED"}
+
+
+def _open_handle(text: str) -> MoveHandle:
+    try:
+        return msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=MoveHandle)
+    except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
+        raise SqsError(INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.") from None
+
+
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+_ACCOUNT = re.compile(r"\d{12}\Z", re.ASCII)
+_POLICY = "sqs.Policy"
+_ACTIONS_MAX = 7
+_STATEMENTS_MAX = 20
+
+SHAREABLE = frozenset(
+    {
+        "*",
+        "SendMessage",
+        "ReceiveMessage",
+        "DeleteMessage",
+        "ChangeMessageVisibility",
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "PurgeQueue",
+    }
+)
+"""The actions that a permission may name."""
+
+
+def _added(config: QueueConfig, request: AddPermissionRequest, arn: str) -> dict[str, Any]:
+    policy = _policy(config.labels.get(_POLICY), arn)
+    statements = policy["Statement"]
+    if any(statement.get("Sid") == request.label for statement in statements):
+        raise invalid_value(request.label, "Label", "Already exists.")
+    if len(statements) >= _STATEMENTS_MAX:
+        raise SqsError(OVER_LIMIT, f"{_STATEMENTS_MAX} statements are as many as a policy may have.")
+    statements.append(_statement(request, arn))
+    return {"labels": config.labels | {_POLICY: msgspec.json.encode(policy).decode()}}
+
+
+def _removed(config: QueueConfig, label: str, arn: str) -> dict[str, Any]:
+    policy = _policy(config.labels.get(_POLICY), arn)
+    kept = [statement for statement in policy["Statement"] if statement.get("Sid") != label]
+    if len(kept) == len(policy["Statement"]):
+        raise invalid_value(label, "Label", "can't find label.")
+    labels = {key: value for key, value in config.labels.items() if key != _POLICY}
+    if kept:
+        labels[_POLICY] = msgspec.json.encode(policy | {"Statement": kept}).decode()
+    return {"labels": labels}
+
+
+def _check(request: AddPermissionRequest) -> None:
+    if not request.label:
+        raise missing("Label")
+    if not _LABEL.match(request.label):
+        raise invalid_value(
+            request.label,
+            "Label",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
+        )
+    if not request.aws_account_ids:
+        raise missing("AWSAccountIds")
+    if not request.actions:
+        raise missing("Actions")
+    for account in request.aws_account_ids:
+        if not _ACCOUNT.match(account):
+            raise invalid_value(account, "PrincipalId", "Unable to verify.")
+    for action in request.actions:
+        if action not in SHAREABLE:
+            raise invalid_value(f"SQS:{action}", "ActionName", "Only the queue owner is allowed to invoke this action.")
+    if len(request.actions) > _ACTIONS_MAX:
+        raise SqsError(OVER_LIMIT, f"{len(request.actions)} Actions were found, maximum allowed is {_ACTIONS_MAX}.")
+
+
+def _policy(stored: str | None, arn: str) -> dict[str, Any]:
+    """The policy as it is, with a list of statements; a new one if there is none."""
+    if stored is None:
+        return {"Version": "2008-10-17", "Id": f"{arn}/SQSDefaultPolicy", "Statement": []}
+    policy: dict[str, Any] = msgspec.json.decode(stored)
+    statements = policy.get("Statement", [])
+    listed = statements if isinstance(statements, list) else [statements]
+    return policy | {"Statement": [statement for statement in listed if isinstance(statement, dict)]}
+
+
+def _statement(request: AddPermissionRequest, arn: str) -> dict[str, Any]:
+    accounts = [f"arn:aws:iam::{account}:root" for account in request.aws_account_ids or ()]
+    actions = [f"SQS:{action}" for action in request.actions or ()]
+    return {
+        "Sid": request.label,
+        "Effect": "Allow",
+        "Principal": {"AWS": _one_or_many(accounts)},
+        "Action": _one_or_many(actions),
+        "Resource": arn,
+    }
+
+
+def _one_or_many(values: list[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else values

@@ -52,7 +52,7 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
-from penstock.core.handlers.marks import Marks
+from penstock.core.handlers.once import Marks
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.websocket.admission import session_handle, session_number

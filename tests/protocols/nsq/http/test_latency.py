@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocols.nsq.latency import LatencyWindow, result_of
+from penstock.protocols.nsq.stats import LatencyWindow, result_of
 
 HALF_S = 300.0
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
