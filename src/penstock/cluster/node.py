@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 
@@ -27,8 +27,17 @@ from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of, link_tls
-from penstock.cluster.membership.ledger import LoadOfShard, LoadRecord, NodeRecord, NodeState, Record, ServingRecord
+from penstock.cluster.membership.ledger import (
+    Ledger,
+    LoadOfShard,
+    LoadRecord,
+    NodeRecord,
+    NodeState,
+    Record,
+    ServingRecord,
+)
 from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
+from penstock.cluster.membership.view import ClusterView
 from penstock.cluster.ownership.forwarder import forwarder_families
 from penstock.cluster.ownership.ownership import OwnedShard, Ownership
 from penstock.cluster.routing.router import Router
@@ -54,6 +63,8 @@ BEAT_S = 1.0
 """How often a node says what its shards have to do."""
 LINK_RETRY_TIMEOUT_S = 1.0
 """How long a command waits for a node that cannot be reached, before the router looks at the map again."""
+WISH_S_MAX = 10.0
+"""How long Kafka may take to keep what an operator wishes."""
 START_S_MAX = 60.0
 """How long a node waits, besides the session timeout, until every shard is served."""
 
@@ -89,8 +100,8 @@ class ClusterNode(Node):
         self._opened = contextlib.AsyncExitStack()
         self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version, links=VERSIONS)
         self._seen_own_record = False
-        self._heard: set[str] = set()
-        """The nodes that have spoken since this one has read what was said before."""
+        self._heard: dict[str, float] = {}
+        """The nodes that have spoken since this one has read what was said before, and when they did last."""
         self._loads = LoadMeter()
         self._recorder: Callable[[], Recorder] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -225,8 +236,8 @@ class ClusterNode(Node):
         """Who refuses counts if it is heard: where a node was that is dead, there may be somebody else now."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.cluster.session_timeout_s):
-                await self._until(lambda: not self._heard.isdisjoint(refusals), "a node")
-        for name in self._heard.intersection(refusals):
+                await self._until(lambda: not refusals.keys().isdisjoint(self._heard), "a node")
+        for name in refusals.keys() & self._heard.keys():
             raise refusals[name]
 
     def _new_link(self, address: str) -> Link:
@@ -259,6 +270,9 @@ class ClusterNode(Node):
 
     async def _listen(self) -> dict[str, Address]:
         self.services.partition_maps = _RestMaps(self.maps)
+        self.services.cluster = _LiveView(
+            self.maps.ledger, self._options.cluster, self._heard, self._settings.cluster.session_timeout_s, self._wish
+        )
         self.services.metric_sources += [self._shard_metrics, self._router.families]
         listening = await super()._listen()
         urls = {name: self._reachable(address) for name, address in listening.items()}
@@ -322,7 +336,8 @@ class ClusterNode(Node):
     def _take(self, records: Batch) -> None:
         """The membership's thread has read some records."""
         if self._membership.has_caught_up:
-            self._heard.update(key.removeprefix("load/") for _, key, _ in records if key.startswith("load/"))
+            heard = (key.removeprefix("load/") for _, key, _ in records if key.startswith("load/"))
+            self._heard.update(dict.fromkeys(heard, asyncio.get_running_loop().time()))
         self.maps.take(records)
         self._check_own_record()
         if self._membership.has_caught_up:  # before, who shall own what may be long over: we would fence who has it now
@@ -368,6 +383,13 @@ class ClusterNode(Node):
         if not isinstance(self._failure, NameTaken):
             self._membership.publish(key, record)
 
+    async def _wish(self, key: str, record: Record | None) -> None:
+        with contextlib.suppress(BufferError):
+            self._say(key, record)
+            if await self._membership.flush(WISH_S_MAX):
+                return
+        raise LogUnavailable("the wish could not be written: Kafka does not answer")
+
     async def _beat(self) -> None:
         """Show, again and again, that the loop is alive, and what there is to do."""
         loop = asyncio.get_running_loop()
@@ -405,6 +427,44 @@ class ClusterNode(Node):
         self._link_server.take_over(shard.number, shard.broker.sessions)
         if self._recorder is not None:
             shard.record(self._recorder())
+
+
+class _LiveView(ClusterView):
+    """The cluster as a node of it sees it: whoever spoke within the session timeout is alive."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cluster: str,
+        heard: Mapping[str, float],
+        timeout_s: float,
+        wish: Callable[[str, Record | None], Awaitable[None]],
+    ) -> None:
+        super().__init__(ledger, cluster)
+        self._heard = heard
+        self._timeout_s = timeout_s
+        self._wish = wish
+        self._wished: Awaitable[None] | None = None
+
+    @property
+    def alive(self) -> Set[str]:  # type: ignore[override]
+        """The nodes that were heard."""
+        since_s = asyncio.get_running_loop().time() - self._timeout_s
+        return {name for name, at_s in self._heard.items() if at_s >= since_s}
+
+    @property
+    def shards(self) -> int:  # type: ignore[override]
+        """How many there are."""
+        return 0 if self.ledger.cluster is None else self.ledger.cluster.shards
+
+    def _write(self, key: str, record: Record | None) -> None:
+        self._wished = self._wish(key, record)
+
+    async def written(self) -> None:
+        """Wait until the last wish is kept."""
+        wished, self._wished = self._wished, None
+        if wished is not None:
+            await wished
 
 
 class _RestMaps:

@@ -35,7 +35,7 @@ from penstock.server.engines import opener_for
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
-from penstock.server.partition_map import PartitionMaps
+from penstock.server.partition_map import PartitionMaps, Steering
 from penstock.server.settings import SECTIONS, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
@@ -71,6 +71,8 @@ class Services:
     to lookup services as "lookup", for who shows them."""
     partition_maps: PartitionMaps | None = None
     """Which node owns what, if there are several; None: this one owns everything."""
+    cluster: Steering | None = None
+    """The cluster that this node is of, to be looked at and steered; None: it is of none."""
     gather_metrics: Callable[[], Awaitable[list[Source]]] | None = None
     """Of a process among several: what it counts, and what the others do, told apart by a label."""
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)

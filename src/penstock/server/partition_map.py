@@ -6,7 +6,7 @@ alone owns all there is: `OneNode`. A cluster puts its own `PartitionMaps` in th
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -60,6 +60,28 @@ class PartitionMaps(Protocol):
 
     def current(self) -> PartitionMap:
         """The newest version."""
+
+
+class Steering(Protocol):
+    """A cluster as people see it, and what they wish for it."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """A row for each node."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each shard."""
+
+    def move(self, shard: int, node: str | None) -> None:
+        """Wish for a shard to be at a node, and to stay there; with None, to be where the controller wants it."""
+
+    def drain(self, node: str) -> None:
+        """Wish for a node to be empty."""
+
+    def undrain(self, node: str) -> None:
+        """Let a node have shards again."""
+
+    async def written(self) -> None:
+        """Wait until the last wish is kept."""
 
 
 class OneNode:

@@ -206,3 +206,51 @@ def test_alarms_tell_of_a_queue_that_fills_and_of_a_pause_behind_which_it_does(
             alarms = done(http.get("/v1/overview"))["alarms"]
         assert {(each["kind"], each["queue"]) for each in alarms} == {("lag", "slow"), ("paused", "stopped")}
         assert "channel main of stopped is paused" in next(each["text"] for each in alarms if each["kind"] == "paused")
+
+
+def _answers(stream: httpx.Response, count: int) -> list[Any]:
+    """The next answers that a stream tells."""
+    found: list[Any] = []
+    kind = ""
+    for line in stream.iter_lines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            kind = value
+        elif not line:
+            kind = ""
+        elif kind == "answer":
+            found.append(json.loads(value))
+            if len(found) == count:
+                break
+    return found
+
+
+def test_the_stream_tells_answers_when_they_change_and_only_then(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    watch = ["/v1/queues/shop-1", "/v1/queues/secret", "/v1/redrives?queue=shop-1"]
+    with server.client(headers=_BOSS) as http, server.client(headers=_SHOP) as other:
+        send(http, "shop-1", "a")
+        send(http, "secret", "b")
+        with other.stream("GET", "/v1/live", params={"watch": watch}) as stream:
+            first = _answers(stream, 3)
+        assert [each["path"] for each in first] == watch
+        assert first[0]["answer"] == done(other.get("/v1/queues/shop-1"))
+        assert first[1]["problem"]["code"] == "access_denied"
+        assert first[2]["answer"] == {"redrives": []}
+        with other.stream("GET", "/v1/live", params={"watch": watch[0]}) as stream:
+            lines = stream.iter_lines()
+            events = 0
+            told = []
+            for line in lines:
+                if line.startswith('data: {"path"'):
+                    told.append(json.loads(line[6:])["answer"]["stats"]["messages"])
+                    if told == [1, 2]:
+                        break
+                elif line.startswith("data: "):
+                    events += 1
+                    assert events < 30
+                    if events == 4:
+                        assert told == [1], "nothing has changed yet"
+                        send(http, "shop-1", "c")
+        for wrong in ("/v1/queues/shop-1/messages", "/v1/live", "/nowhere", "/v1/history?range=year"):
+            refused(other.get("/v1/live", params={"watch": wrong}), 400, "invalid_request")

@@ -14,13 +14,13 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicMetadata
 
 from penstock.cluster.membership.group import GroupAsker, GroupSilent, quick
-from penstock.cluster.membership.ledger import DrainRecord, Ledger, Record, WishRecord, encode, key_of
+from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
+from penstock.cluster.membership.view import ClusterView
 from penstock.core.errors import InvalidRequest
 from penstock.store.errors import LogUnavailable
 from penstock.store.journal.kafka_options import KafkaOptions
@@ -34,8 +34,6 @@ GROUP_S = 4.0
 LISTEN_S = 3.0
 """How long nodes are listened to that the group does not know of: they speak every second."""
 PAUSE_S = 0.2
-NODE_FIELDS = ("node", "state", "controller", "shards", "rate", "backlog", "bytes", "link", "http", "version")
-SHARD_FIELDS = ("shard", "owner", "served_by", "state", "epoch", "wish", "queues", "rate", "backlog", "bytes", "outbox")
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
 
@@ -44,7 +42,7 @@ class NoCluster(InvalidRequest):
     """There is no cluster of that name, or none that was ever started."""
 
 
-class Inspection:
+class Inspection(ClusterView):
     """What a cluster's topic says now, and who is alive.
 
     In a quick look a topic that cannot be read is not waited for: `unread` says so. A quick look cannot wish.
@@ -54,12 +52,8 @@ class Inspection:
         self._options = options
         self._is_quick = is_quick
         self._admin = made_client(AdminClient, self._quick_options())
-        self.ledger = Ledger()
+        super().__init__(Ledger(), options.cluster)
         self.alive: set[str] = set()
-        self.silence: str | None = None
-        """Why the group does not say who is alive, if so: then nothing is known of nodes that are not heard."""
-        self.unread: str | None
-        """Why the topic could not be read, if so: then nothing is known of shards, and of nodes that they are alive."""
         self.shards = 0
         group = GroupAsker(options)
         try:
@@ -75,94 +69,6 @@ class Inspection:
                 f"there is no cluster {options.cluster!r} at {options.bootstrap}: no node of it was ever started there"
             )
         self.shards = self.ledger.cluster.shards
-
-    # -- looking --
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """A row for each node."""
-        if self.unread is not None:
-            return [{**dict.fromkeys(NODE_FIELDS), "node": name, "state": "alive"} for name in sorted(self.alive)]
-        rows = []
-        for name, node in sorted(self.ledger.nodes.items()):
-            served = [shard for shard in range(self.shards) if self.ledger.server_of(shard) == name]
-            if name not in self.alive and node.state == "gone" and not served:
-                continue
-            loads = [self.ledger.load_of(shard) for shard in served]
-            rows.append(
-                {
-                    "node": name,
-                    "state": self._state(name),
-                    "controller": self.ledger.controller is not None and self.ledger.controller.node == name,
-                    "shards": len(served),
-                    "rate": round(sum(load.rate for load in loads), 1),
-                    "backlog": sum(load.backlog for load in loads),
-                    "bytes": sum(load.bytes for load in loads),
-                    "link": node.link,
-                    "http": node.urls.get("http", ""),
-                    "version": node.version,
-                }
-            )
-        return rows
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each shard."""
-        return [self._row(shard) for shard in range(self.shards)]
-
-    def _row(self, shard: int) -> dict[str, Any]:
-        if self.unread is not None:
-            return {**dict.fromkeys(SHARD_FIELDS), "shard": shard, "state": "not known"}
-        decided, load = self.ledger.shards.get(shard), self.ledger.load_of(shard)
-        wish, server = self.ledger.wishes.get(shard), self.ledger.server_of(shard)
-        owner = "" if decided is None else decided.owner
-        state = "served" if self.ledger.is_settled(shard) else "moving" if server else "not served"
-        return {
-            "shard": shard,
-            "owner": owner,
-            "served_by": server,
-            "state": state if not server or server in self.alive else self._lost("not served"),
-            "epoch": 0 if decided is None else decided.epoch,
-            "wish": None if wish is None else wish.node,
-            "queues": load.queues,
-            "rate": load.rate,
-            "backlog": load.backlog,
-            "bytes": load.bytes,
-            "outbox": load.outbox,
-        }
-
-    def _state(self, name: str) -> str:
-        if name not in self.alive:
-            return self._lost("gone")
-        return "draining" if self.ledger.is_draining(name) else "serving"
-
-    def _lost(self, state: str) -> str:
-        """What has become of a node that is not there, or of its shards, if that can be known."""
-        return state if self.silence is None else "not known"
-
-    # -- wishing --
-
-    def move(self, shard: int, node: str | None) -> None:
-        """Wish for a shard to be at a node, and to stay there; with None, to be where the controller wants it."""
-        if not 0 <= shard < self.shards:
-            raise InvalidRequest(f"there is no shard {shard}: they are numbered from 0 to {self.shards - 1}")
-        if node is not None:
-            self._check_node(node)
-        self._write(f"wish/{shard}", None if node is None else WishRecord(node=node))
-
-    def drain(self, node: str) -> None:
-        """Wish for a node to be empty."""
-        self._check_node(node)
-        self._write(f"drain/{node}", DrainRecord(at_ms=round(time.time() * 1_000)))
-
-    def undrain(self, node: str) -> None:
-        """Let a node have shards again."""
-        if node not in self.ledger.drains:
-            raise InvalidRequest(f"nobody has drained node {node!r} by hand")
-        self._write(f"drain/{node}", None)
-
-    def _check_node(self, node: str) -> None:
-        if node not in self.alive:
-            known = ", ".join(sorted(self.alive)) or "none"
-            raise InvalidRequest(f"no node {node!r} is alive in the cluster {self._options.cluster!r}; alive: {known}")
 
     # -- Kafka --
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from urllib.parse import parse_qs, quote
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 
@@ -23,7 +24,16 @@ from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, 
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller, rates_of
-from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
+from penstock.protocols.rest.cluster import Clusters
+from penstock.protocols.rest.endpoint import (
+    Endpoint,
+    EndpointContext,
+    Parameters,
+    Route,
+    decode_query,
+    not_allowed,
+    not_found,
+)
 from penstock.protocols.rest.intervening import SingleMessages
 from penstock.protocols.rest.lookup import Lookups
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
@@ -218,6 +228,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         Server(services, version),
         Overviews(services, version),
         Lookups(services),
+        Clusters(services),
     ]
 
 
@@ -237,7 +248,9 @@ class RestApp:
         origins = services.settings.rest.cors_origins
         self._cors = Cors(origins) if origins else None
         self._routes = Routes()
-        for path, route in self._found([*operations, *operations_of([Bulk(services), Live(services, overviews)])]):
+        for path, route in self._found(
+            [*operations, *operations_of([Bulk(services), Live(services, overviews, self._watchable)])]
+        ):
             self._routes.add(path, route)
 
     def _found(self, operations: list[Operation]) -> Iterable[tuple[str, Route]]:
@@ -290,6 +303,18 @@ class RestApp:
             else:
                 self.context.fail(exchange, not_found(exchange))
         return found
+
+    def _watchable(self, address: str) -> tuple[Operation, dict[str, Any]]:
+        """The operation at a path that a stream may watch, and its arguments."""
+        path, _, query = address.partition("?")
+        found = self._routes.find(unquote(path))
+        operation = found[0].operations.get("GET") if found is not None and isinstance(found[0], Endpoint) else None
+        if found is None or operation is None or operation.live_s is None:
+            raise invalid(f"watch is {address[:100]!r}: nothing that can be watched is there")
+        arguments: dict[str, Any] = dict(found[1])
+        if operation.query is not None:
+            arguments["query"] = decode_query(query, operation.query)
+        return operation, arguments
 
     async def healthz(self, exchange: Exchange) -> Answer:
         """200 if the store takes commands, 503 and the reason if not. It never waits for the store.

@@ -80,7 +80,7 @@ class Lookups(Resource):
 
     tag = "server"
 
-    @operation("GET", "/v1/lookup")
+    @operation("GET", "/v1/lookup", live_s=5)
     async def lookup_state(self, caller: Caller) -> LookupState:
         """Show the lookup services that this node registers with, and the nodes and topics that they know."""
         found: _Registration | None = self.services.extras.get(SHARED)

@@ -62,6 +62,7 @@ class _Mark(NamedTuple):
     body_bytes_max: int | None
     is_change: bool
     reveals: bool
+    live_s: float | None
 
 
 def operation(
@@ -73,15 +74,17 @@ def operation(
     body_bytes_max: int | None = None,
     is_change: bool = False,
     reveals: bool = False,
+    live_s: float | None = None,
 ) -> Callable[[_Method], _Method]:
     """Declare a method as an operation.
 
     `offers`: what it can answer with, the default first. `body_bytes_max`: if it is not that of `[http]`. `is_change`:
-    it goes into the audit log, whoever calls it. `reveals`: it gives messages as they are, without masks.
+    it goes into the audit log, whoever calls it. `reveals`: it gives messages as they are, without masks. `live_s`: a
+    stream (`/v1/live`) may watch its answer, and looks again after so many seconds.
     """
 
     def mark(function: _Method) -> _Method:
-        setattr(function, _MARK, _Mark(method, path, status, offers, body_bytes_max, is_change, reveals))
+        setattr(function, _MARK, _Mark(method, path, status, offers, body_bytes_max, is_change, reveals, live_s))
         return function
 
     return mark
@@ -103,6 +106,7 @@ class Operation(NamedTuple):
     body_bytes_max: int | None
     is_change: bool
     reveals: bool
+    live_s: float | None
     run: Callable[..., Any]
     query: type[msgspec.Struct] | None
     body: Any
@@ -144,6 +148,7 @@ def _operation(name: str, mark: _Mark, resource: object, run: Callable[..., Any]
         body_bytes_max=mark.body_bytes_max,
         is_change=mark.is_change,
         reveals=mark.reveals,
+        live_s=mark.live_s,
         run=run,
         query=hints.get("query"),
         body=_of_wire(body, is_batch=False),

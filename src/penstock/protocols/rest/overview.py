@@ -9,17 +9,17 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.core.commands import ChangeQueue, QueueStats, Stats
-from penstock.core.errors import AccessDenied, OverLimit, QueueDamaged, QueueNotFound
+from penstock.core.errors import AccessDenied, OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.core.traits import Right
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seconds_of
-from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
-from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.operations import JSON, Operation, Reply, Resource, operation
+from penstock.protocols.rest.problems import RestError, invalid, problem_of
 from penstock.protocols.rest.shapes import (
     Alarm,
     AuditLine,
@@ -44,9 +44,11 @@ from penstock.server.auth import ANYBODY, Principal
 from penstock.server.history import History
 from penstock.server.node import Services
 from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
+from penstock.server.shards import Shards
 
 EVENT_STREAM = "text/event-stream"
 _STREAMS_MAX = 100
+_WATCHED_MAX = 10
 _ALARMS_MAX = 50
 _GROWING_MAX = 20
 _INLINE_MAX = 1_000
@@ -82,7 +84,7 @@ class Overviews(Resource):
             audit=settings.audit.enabled and caller.principal.has("admin"),
         )
 
-    @operation("GET", "/v1/audit")
+    @operation("GET", "/v1/audit", live_s=3)
     async def audit_log(self, caller: Caller, query: AuditQuery) -> AuditLog:
         """Show who changed what, the newest first: for who may administer all queues, or of one that he may."""
         if query.queue is not None:
@@ -114,7 +116,7 @@ class Overviews(Resource):
         """
         return await self.seen_by(caller.principal)
 
-    @operation("GET", "/v1/overview/queues")
+    @operation("GET", "/v1/overview/queues", live_s=2)
     async def overview_queues(self, caller: Caller, query: OverviewQueuesQuery) -> QueueRows:
         """List the queues that the caller may read, in any order, with their rates: a page at a time."""
         rows = await self._look()
@@ -133,15 +135,11 @@ class Overviews(Resource):
 
         found = fitting() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(fitting)
         page = found[query.after : query.after + query.limit]
-        shown: list[QueueRow] = []
-        await self.shard.know(*(row.name for row in page))
-        for row in page:
-            with contextlib.suppress(QueueNotFound, QueueDamaged):
-                shown.append(self._shown(row, await self.shard.call(QueueStats(name=row.name))))
+        shown = await self._shown(page)
         end = query.after + len(page)
         return QueueRows(queues=shown, total=len(found), next=end if page and end < len(found) else None)
 
-    @operation("GET", "/v1/history")
+    @operation("GET", "/v1/history", live_s=10)
     async def history(self, caller: Caller, query: HistoryQuery) -> QueueHistory:
         """Show rates, depths, ages and latencies over the last hour, day, week or fortnight, as columns.
 
@@ -165,11 +163,8 @@ class Overviews(Resource):
         """A queue at the last look; None if it was not there, or is gone."""
         assert self._overview is not None
         row = self._overview.rows.get(name)
-        if row is not None:
-            with contextlib.suppress(QueueNotFound, QueueDamaged):
-                await self.shard.know(name)
-                return self._shown(row, await self.shard.call(QueueStats(name=name)))
-        return None
+        shown = [] if row is None else await self._shown([row])
+        return shown[0] if shown else None
 
     async def _look(self) -> Sequence[Row]:
         if self._overview is None:
@@ -227,7 +222,20 @@ class Overviews(Resource):
         self._grown = overview.looked_s, found
         return found
 
-    def _shown(self, row: Row, stats: Stats) -> QueueRow:
+    async def _shown(self, rows: Sequence[Row]) -> list[QueueRow]:
+        """What a list has of queues; those that are gone are left out. They are asked for in one step of the shard."""
+        await self.shard.know(*(row.name for row in rows))
+        asked = (self.shard.call(QueueStats(name=row.name)) for row in rows)
+        found: list[Stats | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+        shown: list[QueueRow] = []
+        for row, stats in zip(rows, found, strict=True):
+            if isinstance(stats, Stats):
+                shown.append(self._row(row, stats))
+            elif not isinstance(stats, QueueNotFound | QueueDamaged):
+                raise stats
+        return shown
+
+    def _row(self, row: Row, stats: Stats) -> QueueRow:
         known = self.broker.queues.get(row.name)
         assert self._overview is not None
         return QueueRow(
@@ -254,39 +262,84 @@ class Overviews(Resource):
         return Disk(free_bytes=usage.free, size_bytes=usage.total)
 
 
+Find = Callable[[str], tuple[Operation, dict[str, Any]]]
+"""The operation at a path that may be watched, and its arguments."""
+
+
 class Live(Resource):
     """A stream of the overview. It is no part of the OpenAPI document, which knows no answers without an end."""
 
     tag = "server"
 
-    def __init__(self, services: Services, overviews: Overviews) -> None:
+    def __init__(self, services: Services, overviews: Overviews, find: Find) -> None:
         super().__init__(services)
         self._overviews = overviews
+        self._find = find
         self._streams = 0
 
     @operation("GET", "/v1/live", offers=(EVENT_STREAM, JSON))
     async def live(self, caller: Caller, query: LiveQuery) -> Reply:
         """Stream the overview, once a second, as server-sent events; with `queue`, that queue's counts as well.
 
-        Every event is a JSON object: that of `/v1/overview`, and, as `queue`, a row of `/v1/overview/queues`.
+        Every event is a JSON object: that of `/v1/overview`, and, as `queue`, a row of `/v1/overview/queues`. With
+        `watch`, an event of the type `answer` follows whenever the answer of one of these operations has changed:
+        `{"path": "/v1/cluster", "answer": {...}}`, or `problem` instead of `answer`.
         """
         if query.queue is not None:
             caller.need(query.queue, QueueStats)
         if self._streams >= _STREAMS_MAX:
             raise OverLimit(f"{_STREAMS_MAX} streams are open: close some first")
-        return Reply(EVENT_STREAM, self._events(caller.principal, query.queue))
+        if len(query.watch) > _WATCHED_MAX:
+            raise invalid(f"watch is there {len(query.watch)} times, and may be {_WATCHED_MAX}")
+        watched = [_Watched(path, *self._find(path)) for path in dict.fromkeys(query.watch)]
+        return Reply(EVENT_STREAM, self._events(caller, query.queue, watched))
 
-    async def _events(self, principal: Principal, queue: str | None) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, caller: Caller, queue: str | None, watched: Sequence[_Watched]
+    ) -> AsyncGenerator[bytes, None]:
         self._streams += 1
         try:
             while not self.services.is_stopping:
-                event = msgspec.to_builtins(await self._overviews.seen_by(principal))
+                event = msgspec.to_builtins(await self._overviews.seen_by(caller.principal))
                 if queue is not None:
                     event["queue"] = await self._overviews.row(queue)
                 yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+                for each in watched:
+                    if (answer := await each.changed(caller, self.shard)) is not None:
+                        yield b"event: answer\ndata: " + answer + b"\n\n"
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
+
+
+class _Watched:
+    """An operation whose answer a stream follows."""
+
+    def __init__(self, path: str, operation: Operation, arguments: dict[str, Any]) -> None:
+        self._path = path
+        self._operation = operation
+        self._arguments = arguments
+        self._due_s = 0.0
+        self._told = b""
+
+    async def changed(self, caller: Caller, shard: Shards) -> bytes | None:
+        """Its answer, if it is time to look again and it is another one."""
+        now_s, live_s = time.monotonic(), self._operation.live_s
+        if now_s < self._due_s or live_s is None:
+            return None
+        self._due_s = now_s + live_s - LOOK_S / 2
+        answer: dict[str, object] = {"path": self._path}
+        try:
+            if "queue" in self._arguments:
+                await shard.know(self._arguments["queue"])
+            answer["answer"] = await self._operation.run(caller, **self._arguments)
+        except PenstockError as error:
+            answer["problem"] = problem_of(error)
+        told = msgspec.json.encode(answer)
+        if told == self._told:
+            return None
+        self._told = told
+        return told
 
 
 def _role(rights: Sequence[Right]) -> Literal["admin", "writer", "reader"]:

@@ -361,6 +361,7 @@ EXPLAINED = (
     Explained(
         "history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and start it again."
     ),
+    Explained("no_cluster", 409, "This server is of no cluster: nothing can be moved.", "Ask a node of the cluster."),
     Explained("not_found", 404, "What the request names is not there.", _NAME),
     Explained(
         "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."

@@ -104,7 +104,7 @@ class Queues(Resource):
         page, following = await page_of_names(self.shard, query, caller.principal.may_see)
         return QueueList(queues=page, next=following)
 
-    @operation("GET", "/v1/queues/{queue}")
+    @operation("GET", "/v1/queues/{queue}", live_s=1)
     async def describe_queue(self, caller: Caller, queue: str) -> QueueDescription:
         """Describe a queue: its settings, and exact counts."""
         return await self._described(caller.need(queue, *TO_SEE))
@@ -212,7 +212,7 @@ class Server(Resource):
         counts = {name: tally.counts[name] for name in COUNTS if name in ServerStats.__struct_fields__}
         return ServerStats(version=self._version, queues=tally.queues, sessions=len(self.broker.sessions), **counts)
 
-    @operation("GET", "/v1/stats/queues")
+    @operation("GET", "/v1/stats/queues", live_s=3)
     async def queue_stats(self, caller: Caller, query: QueuesQuery) -> QueueCountsList:
         """Count every queue that the caller may read, in order, a page at a time."""
         names, following = await page_of_names(
@@ -478,7 +478,7 @@ class Redrives(Resource):
             counted_all=counted_all,
         )
 
-    @operation("GET", "/v1/redrives")
+    @operation("GET", "/v1/redrives", live_s=1)
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
         """List redrives, newest first: those of queues that the caller has a right on."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))

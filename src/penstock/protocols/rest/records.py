@@ -77,7 +77,7 @@ class RecordReading(Resource):
             return _arrow(records, include_headers=query.headers)
         return self._as_json(records)
 
-    @operation("GET", "/v1/queues/{queue}/consumers")
+    @operation("GET", "/v1/queues/{queue}/consumers", live_s=2)
     async def list_consumers(self, caller: Caller, queue: str) -> ConsumerList:
         """List the named consumers of a queue."""
         stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, QueueStats)))

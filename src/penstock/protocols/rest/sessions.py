@@ -39,12 +39,12 @@ class Sessions(Resource):
         number: int = await self.shard.call(OpenSession(name=body.name, ttl_ms=milliseconds(body.ttl, "ttl")))
         return Session(session=self.handle(caller, number), ttl=body.ttl)
 
-    @operation("GET", "/v1/sessions")
+    @operation("GET", "/v1/sessions", live_s=2)
     async def list_sessions(self, caller: Caller, query: SessionsQuery) -> OpenSessions:
         """List the sessions and connections, and what each holds since when, in the queues that the caller may read."""
         return await self._listed(caller.principal, None, query.limit)
 
-    @operation("GET", "/v1/queues/{queue}/sessions")
+    @operation("GET", "/v1/queues/{queue}/sessions", live_s=2)
     async def list_queue_sessions(self, caller: Caller, queue: str, query: SessionsQuery) -> OpenSessions:
         """List who holds messages of a queue, how many, and since when."""
         caller.need(queue, QueueStats)

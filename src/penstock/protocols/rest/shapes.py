@@ -874,6 +874,8 @@ class LiveQuery(Shape):
 
     queue: Name | None = None
     """Also this queue by itself."""
+    watch: list[Annotated[str, Meta(max_length=2_000)]] = []
+    """Also the answers of these operations, as they change: paths with their queries, such as `/v1/cluster`."""
 
 
 class RightsOn(Result, omit_defaults=False):

@@ -1,0 +1,144 @@
+"""The cluster that this node is of: its nodes and shards, moves in progress, and wishes of operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.core.errors import AccessDenied
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.operations import Resource, operation
+from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.shapes import Result, Shape
+from penstock.server.partition_map import Steering
+
+NodeName = Annotated[str, Meta(min_length=1, max_length=128)]
+_LOADS = ("rate", "backlog", "bytes", "queues", "outbox")
+
+
+class ClusterNodeRow(Result, omit_defaults=False):
+    """A node."""
+
+    node: str
+    state: str
+    """serving, draining, gone; not known, while Kafka does not say who is alive."""
+    controller: bool
+    """It decides which node has which shard."""
+    shards: int
+    """That it serves."""
+    http: str
+    version: str
+    rate: float | None
+    """Messages a second, in and out. This and what follows: null for who may not read all queues."""
+    backlog: int | None
+    bytes: int | None
+
+
+class ShardRow(Result, omit_defaults=False):
+    """A shard, and whether it is on its way to another node."""
+
+    shard: int
+    owner: str
+    """The node that shall have it."""
+    served_by: str
+    """The node that has it now; while it moves, still another one, or nobody."""
+    state: str
+    """served, moving, not served; not known."""
+    wish: str | None
+    """The node that an operator has moved it to."""
+    queues: int | None
+    """This and what follows: null for who may not read all queues."""
+    rate: float | None
+    backlog: int | None
+    bytes: int | None
+    outbox: int | None
+    """Entries that wait to be forwarded to other shards: how far it lags behind."""
+
+
+class ClusterState(Result, omit_defaults=False):
+    """Nodes and shards. A server that is alone has one of each."""
+
+    alone: bool
+    own: str
+    """The node that answers."""
+    version: int
+    """Of the partition map."""
+    nodes: list[ClusterNodeRow]
+    shards: list[ShardRow]
+
+
+class MoveShard(Shape):
+    """Where a shard shall be."""
+
+    shard: Annotated[int, Meta(ge=0)]
+    node: NodeName | None
+    """null: where the controller wants it."""
+
+
+class DrainNode(Shape):
+    """Whether a node shall be empty."""
+
+    node: NodeName
+    draining: bool = True
+
+
+class Clusters(Resource):
+    """Clusters."""
+
+    tag = "server"
+
+    @operation("GET", "/v1/cluster", live_s=1)
+    async def cluster_state(self, caller: Caller) -> ClusterState:
+        """Show the nodes and shards of the cluster: who serves what, what moves, and how far shards lag behind."""
+        assert self.services.partition_maps is not None
+        found, cluster = self.services.partition_maps.current(), self.services.cluster
+        if cluster is not None:
+            nodes, shards = cluster.nodes(), cluster.rows()
+        else:
+            nodes = [
+                {"node": name, "state": "serving", "http": url, "shards": found.owners.count(name)}
+                for name, url in found.urls.items()
+            ]
+            shards = [
+                {"shard": shard, "owner": owner, "served_by": owner, "state": "served" if owner else "not served"}
+                for shard, owner in enumerate(found.owners)
+            ]
+        may_read = caller.principal.allows_all("read")
+        for row in (*nodes, *shards):
+            row |= {name: row.get(name) if may_read else None for name in _LOADS}
+        blank = {"controller": False, "version": "", "wish": None}
+        return ClusterState(
+            alone=cluster is None,
+            own=found.own,
+            version=found.version,
+            nodes=msgspec.convert([blank | row for row in nodes], list[ClusterNodeRow]),
+            shards=msgspec.convert([blank | row for row in shards], list[ShardRow]),
+        )
+
+    @operation("POST", "/v1/cluster/move", is_change=True)
+    async def move_shard(self, caller: Caller, body: MoveShard) -> ClusterState:
+        """Move a shard to a node. It stays there while the node lives, and does not drain.
+
+        The answer comes when the wish is kept. The move itself takes a moment: `GET /v1/cluster` shows it.
+        """
+        cluster = self._steering(caller)
+        cluster.move(body.shard, body.node)
+        await cluster.written()
+        return await self.cluster_state(caller)
+
+    @operation("POST", "/v1/cluster/drain", is_change=True)
+    async def drain_node(self, caller: Caller, body: DrainNode) -> ClusterState:
+        """Have a node's shards moved away, one by one, or let it have shards again. It goes on serving clients."""
+        cluster = self._steering(caller)
+        (cluster.drain if body.draining else cluster.undrain)(body.node)
+        await cluster.written()
+        return await self.cluster_state(caller)
+
+    def _steering(self, caller: Caller) -> Steering:
+        if not caller.principal.allows_all("admin"):
+            raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: that is what a cluster takes")
+        if self.services.cluster is None:
+            raise RestError(409, "no_cluster", "this server is of no cluster: there is nowhere to move a shard to")
+        return self.services.cluster
