@@ -216,8 +216,10 @@ def measure(directory: Path, how: str, victim: int | None, more: str) -> bool:
         (kafka.kill if how == "kill" else kafka.pause)(victim)
         time.sleep(FAULT_S)
         pauses = {kind: [it.pause_s(since_s) for it in senders if it.kind == kind] for kind in KINDS}
-        for thread in (*senders, *probers):
-            thread.stopping.set()
+        for sender in senders:
+            sender.stopping.set()
+        for prober in probers:
+            prober.stopping.set()
         for sender in senders:
             sender.join(90.0)
         queues = [sender.name for sender in senders if sender.kind != NATIVE]

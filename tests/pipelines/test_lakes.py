@@ -8,7 +8,7 @@ import deltalake
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
-from penstock.pipelines.frames import append_delta, append_iceberg
+from penstock.pipelines.lakes import append_delta, append_iceberg
 
 
 def rows(*numbers: int) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from kazoo.client import KazooClient
@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss
 
 from penstock.store import zookeeper as engine
 from penstock.store.errors import CommitFailed, DiskFull, LogUnavailable, ShardFenced, StoreVersion
-from penstock.store.zookeeper import ZooKeeperStore, connect, disconnect, open_zookeeper
+from penstock.store.zookeeper import Operation, ZooKeeperStore, connect, disconnect, open_zookeeper
 from penstock.store.zookeeper_options import ZooKeeperOptions
 from tests.store.conformance import Model, changes_of, content
 from tests.store.zookeeper_engine import options_for
@@ -104,14 +104,15 @@ def test_large_commit_that_is_cut_at_any_transaction_is_there_whole_or_not_at_al
         reset.commit(changes_of(dropped=[b""]))
         reset.commit(changes_of(dict(before), {b"r": b"1"}))
         left = cut_at
-        transact = reset._transact
 
-        def cut(operations: object) -> None:
+        def cut(
+            operations: Iterable[Operation], transact: Callable[[Iterable[Operation]], None] = reset._transact
+        ) -> None:
             nonlocal left
             left -= 1
             if not left:
                 raise Killed
-            transact(operations)  # type: ignore[arg-type]
+            transact(operations)
 
         monkeypatch.setattr(reset, "_transact", cut)
         try:

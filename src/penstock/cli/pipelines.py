@@ -163,9 +163,8 @@ def status(
         for reason, rows in query.get("rejects", {}).items()
     ]
     print_rows(rejects, False, "Rows that failed")
-    shown = ("batch", "at", "rows", "seconds", "lag")
     batches = [
-        {"query": query["query"], **{key: each[key] for key in shown}}
+        {"query": query["query"], **{key: each[key] for key in ("batch", "at", "rows", "seconds", "lag")}}
         for query in found["queries"]
         for each in query["recent"][-5:]
     ]

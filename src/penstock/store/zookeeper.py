@@ -2,7 +2,7 @@
 
     /penstock/<cluster>/shards/<n>                {"format": 1}
     /penstock/<cluster>/shards/<n>/owner          who writes the shard; its version is the fence
-    /penstock/<cluster>/shards/<n>/chunks/<key>   a chunk; what is beyond one znode's size is in children, 0001, 0002, ...
+    /penstock/<cluster>/shards/<n>/chunks/<key>   a chunk; what is beyond one znode's size is in children 0001, 0002 ...
     /penstock/<cluster>/shards/<n>/records/<key>  a state record, in the same way
     /penstock/<cluster>/shards/<n>/redo           a large commit that is under way
 
@@ -423,9 +423,9 @@ class ZooKeeperStore(ReadThrough):
         """The changes are durable: readers see them now."""
         for operation in operations:
             if operation.kind != "set":
-                path, _, number = operation.path.rpartition("/")
-                is_part = path in self._parts
-                path = path if is_part else operation.path
+                parent = operation.path.rpartition("/")[0]
+                is_part = parent in self._parts
+                path = parent if is_part else operation.path
                 count = self._parts.get(path, 0) + (1 if operation.kind == "create" else -1)
                 if count:
                     self._parts[path] = count

@@ -202,7 +202,9 @@ def test_the_server_never_calls_itself(server: Server, sns: Any, name: str) -> N
         targets.check_peer("10.0.0.5", "10.0.0.5", 4151)
 
 
-@pytest.mark.parametrize(("flags", "config"), [((), CREDENTIALS), (("--host", "0.0.0.0", "--insecure"), "")], ids=["credentials", "open"])
+@pytest.mark.parametrize(
+    ("flags", "config"), [((), CREDENTIALS), (("--host", "0.0.0.0", "--insecure"), "")], ids=["credentials", "open"]
+)
 def test_who_is_not_known_to_be_on_the_machine_cannot_have_its_ports_called(
     tmp_path: Path, flags: tuple[str, ...], config: str
 ) -> None:
