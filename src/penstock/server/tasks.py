@@ -101,6 +101,7 @@ _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
 _PATIENT_ACK_S = 0.01
 """How long an acknowledgement that is not urgent waits for something else to be committed with."""
+_NOT_PASSED_ON = "an answer could not be passed on"
 _MOMENT_S = 0.00001
 """What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
@@ -126,7 +127,10 @@ class CallbackCall(Call):
     __slots__ = ("home", "number", "on_settled", "shard")
 
     def __init__(self, command: Command, on_settled: Callable[[Call], None], home: Any = None) -> None:
-        super().__init__(command)
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.parked_ms = 0
         self.on_settled = on_settled
         self.home = home
         """Who took it, for who has to withdraw it: an `AsyncShard`, or, with many shards, a place's own record."""
@@ -259,7 +263,9 @@ class AsyncShard:
             self._step_late()
         else:
             self._is_urgent = True
-            self._step_soon()
+            if not self._busy:  # as `_step_soon`, which costs a call
+                self._busy = True
+                self._next_step = self._loop.call_soon(self._step)
 
     def withdraw(self, call: CallbackCall) -> None:
         call.on_settled = _ignore
@@ -578,7 +584,7 @@ class AsyncShard:
             try:
                 ticket.settle()
             except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-                log.exception("an answer could not be passed on")
+                log.exception(_NOT_PASSED_ON)
 
     def _tell(self, step: Step) -> None:
         """Tell the listeners what has come with a step."""
@@ -590,7 +596,11 @@ class AsyncShard:
     def _end(self, step: Step) -> None:
         if step.is_open:
             self.shard.finish(step)
-        self._settle(step.answered)
+        for ticket in step.answered:  # as `_settle`, which costs a call
+            try:
+                ticket.settle()
+            except Exception:
+                log.exception(_NOT_PASSED_ON)
         if step.events or step.outbox:
             self._tell(step)
         self._busy = False
