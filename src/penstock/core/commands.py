@@ -314,7 +314,7 @@ class CountQueues(Command):
     Queues in quarantine have none, and are left out.
     """
 
-    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     prefix: str = ""
     after: str = ""
@@ -327,7 +327,7 @@ class TallyQueues(Command):
     A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
     """
 
-    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD, since=3)
 
     after: str = ""
     limit: int = 200
@@ -1023,7 +1023,7 @@ class ListSessions(Command):
     What is held by no session comes as session 0.
     """
 
-    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD, since=4)
 
     queue: str | None = None
     """Only who holds leases in this queue, and those."""
@@ -1256,7 +1256,9 @@ class LookUp(Command):
     What is not there any more (done in every channel, or gone by retention) is left out.
     """
 
-    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
+    traits = Traits(
+        reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS, since=4
+    )
 
     queue: str
     sequences: list[int]
@@ -1265,7 +1267,7 @@ class LookUp(Command):
 class NameQueue(Command):
     """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
 
-    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     queue_id: int
 
@@ -1285,7 +1287,7 @@ class DeleteMessages(Command):
     """
 
     traits = Traits(
-        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS
+        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS, since=4
     )
 
     queue: str
@@ -1300,7 +1302,7 @@ class RescheduleMessages(Command):
     What is leased is released first: its delivery has failed. With `due_ms` 0, or in the past, they are ready now.
     """
 
-    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS)
+    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS, since=4)
 
     queue: str
     sequences: list[int]

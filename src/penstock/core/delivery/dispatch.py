@@ -105,7 +105,7 @@ class Dispatch:
         self._fair: dict[int, FairIndex] = {}
         self._recalled = 0
         """Messages that were brought in because somebody named them, since the store was opened."""
-        self.recallable = RECALLED_MAX
+        self.recallable = min(RECALLED_MAX, LOOK_AHEAD)
         """How many more the next command that names messages may bring in."""
         self.recall_left = 0
         """How many more the command that is being done may."""
