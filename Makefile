@@ -14,7 +14,7 @@ COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
 EXTRAS := arrow,kafka,zookeeper,spark,lakes,outbox,nsq,sns,docs,dev
-COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
+COVERING ?= tests/core tests/store tests/test_salvage.py tests/test_backup.py tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
 SEEDS ?= 10000
@@ -68,7 +68,7 @@ test: $(INSTALLED) ## Run every test, the doctests included, in some processes s
 	$(BIN)/python -m tools.test
 
 coverage: $(INSTALLED) ## Say how much of the core and of the embedded store the tests reach, lines and branches; fail below CORE_COVERAGE and STORE_COVERAGE percent
-	PENSTOCK_SEEDS=50 $(BIN)/python -m coverage run -m pytest $(COVERING)
+	PENSTOCK_TEST_SEEDS=50 $(BIN)/python -m coverage run -m pytest $(COVERING)
 	$(BIN)/python -m coverage report --include='src/penstock/core/*' --fail-under=$(CORE_COVERAGE)
 	$(BIN)/python -m coverage report --include='src/penstock/store/*' --omit='*kafka*' --fail-under=$(STORE_COVERAGE)
 
