@@ -112,7 +112,10 @@ class _TaskCall(Call):
     __slots__ = ("future",)
 
     def __init__(self, command: Command, future: asyncio.Future[None]) -> None:
-        super().__init__(command)
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.parked_ms = 0
         self.future = future
 
     def settle(self) -> None:
@@ -233,7 +236,8 @@ class AsyncShard:
         self._arm()
 
     async def call(self, command: Command) -> Any:
-        call = self._submit(command)
+        call = _TaskCall(command, self._loop.create_future())
+        self.put(call)
         try:
             await call.future
         except asyncio.CancelledError:
@@ -371,11 +375,6 @@ class AsyncShard:
         while self._busy or self._writing is not None:
             self._idle.clear()
             await self._idle.wait()
-
-    def _submit(self, command: Command) -> _TaskCall:
-        call = _TaskCall(command, self._loop.create_future())
-        self.put(call)
-        return call
 
     def _withdraw(self, call: Call) -> None:
         """The receiver leaves. Messages that it may have been handed go back."""
