@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import penstock
 from penstock.server.log import RequestLog
 from penstock.server.settings import InvalidSettings, LogSettings, parse
 from tests.protocols.rest.asking import bodies, done, receive, refused, send
@@ -87,6 +88,24 @@ def test_strangers_are_turned_away(guarded: Server, authorization: str | None) -
         refused(http.post("/get_partitions", headers=headers), 401, "unauthorized")
         for path in ("/healthz", "/readyz", "/livez", "/version", "/v1/docs", "/v1/openapi.json"):
             assert http.get(path, headers=headers).status_code == 200
+
+
+def test_who_guesses_is_refused_for_a_while_and_who_is_logged_in_goes_on(serve: Callable[..., Server]) -> None:
+    with serve(GUARDED).client() as http:
+        assert http.get("/v1/me", headers=bearer("read-token")).status_code == 200
+        for number in range(20):
+            refused(http.get("/v1/me", headers=bearer(f"guess-{number}")), 401, "unauthorized")
+        for headers in (bearer("guess-20"), {"authorization": "Basic " + base64.b64encode(b"AKROOT:x").decode()}):
+            response = http.get("/v1/me", headers=headers)
+            assert "wait" in refused(response, 429, "too_many_failed_logins")
+            assert 1 <= int(response.headers["retry-after"]) <= 6
+        refused(http.get("/v1/me", headers=bearer("AKROOT:root secret")), 429, "too_many_failed_logins")
+        assert http.get("/v1/me", headers=bearer("read-token")).status_code == 200
+        assert http.get("/livez").status_code == 200
+        explained = http.get("/v1/problems/too_many_failed_logins")
+        assert explained.status_code == 200
+        with pytest.raises(penstock.TooManyFailedLogins):
+            penstock.connect(str(http.base_url), token="AKROOT:root secret").queue("x").send(b"")
 
 
 @pytest.mark.parametrize(
