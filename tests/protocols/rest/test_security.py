@@ -10,8 +10,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import boto3
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 
 import penstock
 from penstock.server.log import RequestLog
@@ -328,3 +330,10 @@ def test_one_request_for_metrics_takes_so_many_patterns_and_no_more(http: httpx.
     assert http.get("/metrics", params={"queue": patterns[:20]}).status_code == 200
     response = http.get("/metrics", params={"queue": patterns})
     assert (response.status_code, response.text) == (400, "there are 21 patterns: one request takes 20\n")
+
+
+def test_a_client_of_sqs_that_calls_this_port_is_told_where_sqs_is(serve: Callable[..., Server]) -> None:
+    server = serve()
+    options = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "y"}
+    with pytest.raises(ClientError, match=r"this is the port of REST\. SQS and SNS are at "):
+        boto3.client("sqs", endpoint_url=server.url, **options).list_queues()

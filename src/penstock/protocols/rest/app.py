@@ -295,6 +295,9 @@ class RestApp:
 
     def _find(self, exchange: Exchange) -> tuple[Route, Parameters] | None:
         request = exchange.request
+        if request.path == "/" and request.method == "POST":
+            self._refuse_aws(exchange)
+            return None
         found = self._routes.find(request.path)
         if found is None:
             shorter = request.path.rstrip("/")
@@ -341,6 +344,13 @@ class RestApp:
     async def version(self, exchange: Exchange) -> Answer:
         """Which Penstock this is."""
         return _json({"name": "penstock", "version": self._version})
+
+    def _refuse_aws(self, exchange: Exchange) -> None:
+        """Clients of SQS and SNS post everything to `/`. They show `message`, and nothing else."""
+        sqs = self._services.listening.get("sqs")
+        text = f"this is the port of REST. SQS and SNS are at {sqs.url if sqs else 'port 9324 by default'}"
+        exchange.action, exchange.outcome = "unknown", "wrong_port"
+        exchange.respond(404, (("content-type", JSON),), msgspec.json.encode({"__type": "WrongPort", "message": text}))
 
     async def openapi(self, exchange: Exchange) -> Answer:
         """What the API can do, for programs."""
