@@ -84,7 +84,7 @@ wheel: $(INSTALLED) ## Build dist/: a source distribution, and a wheel with the 
 wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the package that people install
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
-	PYTHONPATH=$(CURDIR)/build/wheel $(BIN)/python -m pytest -o pythonpath="$(CURDIR)/build/wheel ." tests
+	$(BIN)/python -m tools.test --package build/wheel
 
 new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH or of pyenv (options: NEW_USER="--python P --compiled")
 	$(BIN)/python -m tools.new_user $(NEW_USER)
@@ -94,7 +94,7 @@ image-test: $(SERVING) ## Build the image by the Dockerfile's steps without Dock
 	$(BIN)/python -m tools.image try build/image
 
 compiled: compile ## Run the tests on the compiled package
-	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests
+	$(BIN)/python -m tools.test --package $(COMPILED)
 
 check: $(INSTALLED) ## Lint, check the format, check the types
 	$(BIN)/ruff check

@@ -988,11 +988,15 @@ def _kept_secret(settings: CredentialSettings | ClusterSettings, name: str, wher
     return Secret(secret)
 
 
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 def _read_secret(path: Path, where: str) -> str:
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {error}") from None
+        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {_reason(error)}") from None
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
@@ -1036,7 +1040,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {error}") from None
+        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {_reason(error)}") from None
     return parse(text, os.fspath(path))
 
 

@@ -22,13 +22,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter, sleep
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from penstock.core.broker import Broker
 from penstock.core.commands import (
@@ -183,12 +181,12 @@ HEALTH_S = 0.5
 """How long shards may take to answer whoever asks whether they do. Probes wait for a second, or for two."""
 
 
-class Unready(msgspec.Struct, frozen=True):
+class Unready(NamedTuple):
     """Shards that do not answer."""
 
-    unserved: list[int] = []
+    unserved: Sequence[int] = ()
     """Nobody has them."""
-    waiting: list[int] = []
+    waiting: Sequence[int] = ()
     """Their store takes its time: Kafka replaces a broker, or a disk is slow."""
     reason: str = ""
     """Why nothing should be sent here any more; "" if that is not so."""

@@ -45,7 +45,7 @@ from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, restrict
-from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
+from penstock.store.lock import DirectoryLock, cannot_open, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
@@ -610,4 +610,4 @@ def _cannot_open(directory: Path, error: OSError) -> StoreError:
     if error.errno == errno.EIO:
         path = error.filename or directory
         return DiskFailed(f"{path} cannot be read ({error.strerror}): look at the disk. Nothing was changed.")
-    return StoreError(f"cannot open {directory}: {error}")
+    return StoreError(cannot_open(directory, error))
