@@ -241,6 +241,7 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
     true,
   );
   const count = counted.value && number(counted.value.to_move);
+  const verbOf = (to_move?: number) => (to_move === 1 ? (isDeleting ? "is deleted" : "goes back") : isDeleting ? "are deleted" : "go back");
   const verb = isDeleting ? "Delete" : "Redrive";
   return (
     <Ask
@@ -248,7 +249,7 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       says={
         <>
           <Trouble error={counted.error} />
-          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {isDeleting ? "are deleted" : "go back"}: {scope.what}.{" "}
+          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {verbOf(counted.value?.to_move)}: {scope.what}.{" "}
           {isDeleting ? (
             "This cannot be undone; what is not deleted yet can be saved with Stop."
           ) : (
