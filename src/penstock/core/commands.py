@@ -1337,6 +1337,8 @@ class RedriveTask(msgspec.Struct):
     """Up to when its rate is used up."""
     match_group: str | None = None
     discard: bool = False
+    origins: list[str] | None = None
+    """Patterns of names: only dead letters of these queues are wanted."""
 
 
 class _FirstStartRedrive(Command):
@@ -1360,6 +1362,10 @@ class StartRedrive(_FirstStartRedrive, kw_only=True):
     """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
     discard: bool = False
     """Delete the messages, instead of moving them."""
+    origins: list[str] | None = None
+    """Only messages that failed in a queue whose name fits one of these patterns: what the caller may administer."""
+    check_only: bool = False
+    """Start nothing. What it would be refused for is refused; the task in the reply has the number 0."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""
