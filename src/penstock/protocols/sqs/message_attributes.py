@@ -130,7 +130,7 @@ def _check_value(name: str, value: AttributeValue) -> None:
         raise _empty(name, kind)
     if not_allowed_in(value.string_value) is not None:
         raise _invalid(f"Invalid binary character was found in the value of message attribute '{name}', {ALLOWED}")
-    if kind == "Number" and not _is_number(value.string_value):
+    if kind == "Number" and not is_number(value.string_value):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
 
 
@@ -138,10 +138,10 @@ def _empty(name: str, kind: str) -> SqsError:
     return _invalid(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Whether a text is a number with 38 digits at most, of a size from 10^-128 to 10^126.
 
-    >>> _is_number("-12.50e+3"), _is_number("1" * 39), _is_number("1e127"), _is_number("NaN")
+    >>> is_number("-12.50e+3"), is_number("1" * 39), is_number("1e127"), is_number("NaN")
     (True, False, False, False)
     """
     if not _NUMBER.fullmatch(text):
