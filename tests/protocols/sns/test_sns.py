@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -15,6 +14,7 @@ from botocore.exceptions import ClientError
 from tests.compat.server import Server, serving
 from tests.protocols.sns.conftest import sns_client
 from tests.protocols.sns.endpoint import check_signature
+from tests.protocols.sns.soak import soak_server
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
@@ -281,50 +281,12 @@ def test_what_a_missing_queue_would_get_goes_to_the_dead_letter_queue(sns: Any, 
     assert message["MessageAttributes"]["ErrorMessage"]["StringValue"] == "the queue does not exist"
 
 
-def test_no_acknowledged_publish_is_missing_after_a_kill(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        sns, sqs = sns_client(server), server.client()
-        topic = sns.create_topic(Name="news")["TopicArn"]
-        urls = [sqs.create_queue(QueueName=each)["QueueUrl"] for each in ("a", "b")]
-        raw = {"RawMessageDelivery": "true"}
-        sns.publish(TopicArn=topic, Message="before")
-        for each in ("a", "b"):
-            sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=ARN + each, Attributes=raw)
-        acknowledged: list[str] = []
-
-        def publish() -> None:
-            for number in range(100_000):
-                try:
-                    sns.publish(TopicArn=topic, Message=str(number))
-                except Exception:
-                    return
-                acknowledged.append(str(number))
-
-        publisher = threading.Thread(target=publish)
-        publisher.start()
-        while len(acknowledged) < 50:
-            time.sleep(0.01)
-        late = sqs.create_queue(QueueName="late")["QueueUrl"]
-        earlier = set(acknowledged)
-        other = sns_client(server)
-        other.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=ARN + "late", Attributes=raw)
-        begun = len(acknowledged) + 1  # one may have been on its way
-        while len(acknowledged) < begun + 50:
-            time.sleep(0.01)
-        server.kill()
-        publisher.join(60)
-        server.start()
-        for url in urls:
-            bodies = [each["Body"] for each in received(sqs, url, len(acknowledged))]
-            assert set(acknowledged) <= set(bodies)
-            assert len(bodies) == len(set(bodies))
-            assert "before" not in bodies
-        found: set[str] = set()
-        deadline = time.monotonic() + 20
-        while not set(acknowledged[begun:]) <= found and time.monotonic() < deadline:
-            found |= {each["Body"] for each in received(sqs, late, 1)}
-        assert set(acknowledged[begun:]) <= found
-        assert not earlier & found
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_no_acknowledged_publish_is_missing_after_kills(tmp_path: Path, flags: list[str]) -> None:
+    counts, wrong = soak_server(tmp_path, 2, 7, *flags)
+    assert wrong == []
+    assert counts["acknowledged"] > 20
+    assert counts["came to later subscriptions"] > 0
 
 
 def test_it_works_with_several_workers(tmp_path: Path) -> None:
