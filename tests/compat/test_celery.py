@@ -180,7 +180,7 @@ def test_remote_control_and_broadcasts_reach_every_worker_through_sns(
     until(lambda: len(crew.lines("note")) >= 2)
     assert {int(words[1]) for words in crew.lines("note")} == set(pids)
     names = {"celery@worker-0", "celery@worker-1"}
-    assert app.control.inspect(timeout=3).ping() == dict.fromkeys(names, {"ok": "pong"})
+    assert app.control.inspect(timeout=3).ping() == {each: {"ok": "pong"} for each in names}
     assert app.control.rate_limit(task("note"), "5/s", reply=True, timeout=3, limit=2)
     app.control.broadcast("shutdown")
     assert [worker.wait(60) for worker in crew.started] == [0, 0]
