@@ -223,13 +223,46 @@ def test_no_form_is_too_odd(asked: Asked, action: str) -> None:
     run()
 
 
-MEMBERS = (
-    "http defaultHealthyRetryPolicy healthyRetryPolicy sicklyRetryPolicy throttlePolicy requestPolicy guaranteed "
-    "defaultThrottlePolicy defaultRequestPolicy disableSubscriptionOverrides minDelayTarget maxDelayTarget numRetries "
-    "numMaxDelayRetries numNoDelayRetries numMinDelayRetries backoffFunction maxReceivesPerSecond headerContentType "
-    "deadLetterTargetArn maxReceiveCount MessageRetentionPeriod PointType StartingPoint EndingPoint Statement Action "
-    "Sid Resource kind $or numeric prefix suffix anything-but exists cidr equals-ignore-case"
-).split()  # noqa: SIM905
+MEMBERS = [
+    "http",
+    "defaultHealthyRetryPolicy",
+    "healthyRetryPolicy",
+    "sicklyRetryPolicy",
+    "throttlePolicy",
+    "requestPolicy",
+    "guaranteed",
+    "defaultThrottlePolicy",
+    "defaultRequestPolicy",
+    "disableSubscriptionOverrides",
+    "minDelayTarget",
+    "maxDelayTarget",
+    "numRetries",
+    "numMaxDelayRetries",
+    "numNoDelayRetries",
+    "numMinDelayRetries",
+    "backoffFunction",
+    "maxReceivesPerSecond",
+    "headerContentType",
+    "deadLetterTargetArn",
+    "maxReceiveCount",
+    "MessageRetentionPeriod",
+    "PointType",
+    "StartingPoint",
+    "EndingPoint",
+    "Statement",
+    "Action",
+    "Sid",
+    "Resource",
+    "kind",
+    "$or",
+    "numeric",
+    "prefix",
+    "suffix",
+    "anything-but",
+    "exists",
+    "cidr",
+    "equals-ignore-case",
+]
 OPERATORS = [">", "<=", "=", "linear", "Timestamp", "SNS:Publish", "10.0.0.0/8", "2026-01-01T00:00:00Z", "text/plain"]
 leaves = st.one_of(
     st.none(),
