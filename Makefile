@@ -26,6 +26,7 @@ CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client protoc
 PIPELINE_KILLS ?= 20
 LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
+SNS_KILLS ?= 50
 SEED ?= 1000
 BROKERS ?= 1
 SERVERS ?= 1
@@ -112,7 +113,7 @@ docs: $(DOCUMENTING) ## Build the documentation site into build/site; fail on a 
 bench: compile ## Run every benchmark on the compiled package, add the run to docs/benchmarks-history.md and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes, pipelines and servers that publish (*_KILLS)
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
@@ -123,6 +124,8 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines.ready.soak --kills $(PIPELINE_KILLS)
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS)
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where workers
 
 interop: $(INSTALLED) ## Run NSQ's own programs and Airflow's SQS triggers against Penstock (builds and fetches them: needs Go, 400 MB)
 	$(BIN)/python -m bench.nsq_tools
@@ -154,6 +157,7 @@ cluster-test-shards: $(INSTALLED)
 cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka
 	$(BIN)/python -m bench.broker_loss
 	$(BIN)/python -m bench.broker_loss --how pause
 

@@ -153,7 +153,6 @@ UNREAD: Final = frozenset(
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-security-token",
-        "x-amzn-trace-id",
     )
 )
 """Headers that no front end reads when nobody has to prove who he is."""
