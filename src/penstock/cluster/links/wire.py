@@ -84,6 +84,7 @@ SINCE: dict[type[Command], int] = {
     **dict.fromkeys((commands.LookUp, commands.DeleteMessages, commands.RescheduleMessages, commands.NameQueue), 4),
     commands.ListSessions: 4,
     commands.CountQueues: 4,
+    commands.StageWork: 4,
 }
 """Command -> the version of links that brought it, for those that the first build's does not have."""
 SETTINGS_SINCE: dict[str, int] = {}
