@@ -1113,6 +1113,9 @@ class AckUpTo(Command):
     offset: int
 
 
+NOT_DUE_MAX = 1_000
+
+
 class Offsets(msgspec.Struct):
     """Where a queue's messages stand."""
 
@@ -1129,6 +1132,9 @@ class Offsets(msgspec.Struct):
     """Over how many shards the queue is spread: the others have messages of their own."""
     after_ms: int | None = None
     """When the first message from `after` on was sent; None when there is none."""
+    not_due: list[tuple[int, int, int]] = []
+    """Messages that were sent with a delay and are not due, at most `NOT_DUE_MAX` runs, the first ones: first number,
+    the one behind the last, and when they are due."""
 
     @property
     def partition(self) -> int:

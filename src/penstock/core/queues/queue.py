@@ -933,6 +933,12 @@ class Queue:
         except ChunkDamaged as damage:
             raise self.quarantine(key, damage) from None
 
+    def delayed_keys(self) -> Iterator[ChunkKey]:
+        """The shared chunks that may have messages which are not due, by base. In FIFO queues with a delay, all."""
+        all_of_them = self.is_fifo and self.config.delay_ms > 0
+        places = [(lane, 0) for lane in self.lanes if all_of_them or keys.lane_kind(lane) == LaneKind.WAITING]
+        return heapq.merge(*[self._keys_of(*place) for place in places + self._far_of(0)], key=_by_base)
+
     def log(self, offset: int, channel: Channel | None = None) -> Iterator[ChunkKey]:
         """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
         self.seal()
