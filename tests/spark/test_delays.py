@@ -18,7 +18,7 @@ from penstock.core.commands import NOT_DUE_MAX
 from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import SourceOptions, Where
 from penstock.spark.server import Connection, ServerPlace
-from penstock.spark.source import KAFKA_COLUMNS, StreamReader
+from penstock.spark.source import KAFKA_COLUMNS, BatchReader, StreamReader
 from penstock.wire.pieces import Target, encode_section
 from tests.client.node import ThreadedNode
 
@@ -153,3 +153,17 @@ def test_a_stream_knows_of_so_many_delayed_messages_and_goes_no_further(world: W
     with contextlib.closing(ServerPlace(world.where)) as place:
         (at,) = place.find(["q"]).values()
     assert len(at.not_due) == NOT_DUE_MAX
+
+
+@pytest.mark.parametrize(("starting", "bodies"), [("latest-2", [b"8", b"9"]), ("latest - 99", None), ("latest-0", [])])
+def test_a_stream_may_begin_so_many_messages_before_the_end(
+    world: World, starting: str, bodies: list[bytes] | None
+) -> None:
+    everything = [b"%d" % number for number in range(10)]
+    world.send(*everything)
+    assert world.batch(world.reader(startingOffsets=starting)) == (everything if bodies is None else bodies)
+    given = {"url": world.where.url or "", "subscribe": "q", "startingOffsets": starting}
+    if bodies:
+        reader = BatchReader(SourceOptions.parse(given, streaming=False), ("value",))
+        rows = [batch.num_rows for partition in reader.partitions() for batch in reader.read(partition)]
+        assert sum(rows) == len(bodies)

@@ -327,6 +327,8 @@ def resolve(start: Start, at: Offsets, what: str) -> int:
         return at.first
     if wanted == LATEST:
         return at.end
+    if wanted < EARLIEST:
+        return max(at.first, at.end + wanted - EARLIEST)
     if wanted > at.end:
         raise InvalidOption(f"{what} gives queue {at.queue!r} {wanted}, and its end is {at.end}")
     return wanted
