@@ -23,9 +23,10 @@ import pyarrow as pa
 import pytest
 from websockets.sync.client import connect
 
-from penstock.core.commands import Command, Delivery, GiveBack, Receive, Run
+from penstock.core.commands import Command, Delivery, Failure, GiveBack, Receive, Run
 from penstock.core.errors import InvalidRequest, OverLimit, StoreError
 from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, LaneKind, lane_kind
 from penstock.protocols.bulk.operations import Takes
@@ -39,7 +40,7 @@ from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
 from penstock.store.view import StoreView
 from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS
-from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
+from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes, stand_in_id
 from tests.client.node import ThreadedNode
 from tests.compat.server import PATIENCE_S, Server, serving
 
@@ -190,6 +191,37 @@ def test_staged_pieces_are_sent_by_publish_and_not_before(writer: Connection, re
     assert values(reader, "r2") == [b"before"]
     assert publish(writer, "t2", ["a", "b"], "job-2", 0) == {"messages": 2, "already_done": False}
     assert values(reader, "r2") == [b"before", b"one", b"two"]
+
+
+@pytest.mark.parametrize("way", ["send", "publish"])
+def test_a_dead_letter_that_knows_its_message_by_number_gets_the_id_of_the_message(
+    server: Server, writer: Connection, way: str
+) -> None:
+    def letter(queue: str, number: int) -> bytes:
+        identity = stand_in_id(queue, number)
+        return Origin(identity, queue, "main", number, 1_000, 1, 0, [Failure(0, 0, 1, 0, 0, "s", "bad")]).encode()
+
+    origins = [
+        letter("r2d", 1),
+        letter("r-none", 1),
+        letter("orders", 1),
+        Origin("own", "r2d", "", 0, 0, 1, 0, []).encode(),
+    ]
+    send(writer, piece("r2d", b"good", b"bad"))
+    data = piece(f"r2d.dead.{way}", b"1", b"2", b"3", b"4", origins=origins)
+    if way == "send":
+        send(writer, data)
+    else:
+        stage(writer, "t2d", "a", data)
+        publish(writer, "t2d", ["a"], "job-2d", 0)
+    records = writer.ask("GET", "/v1/queues/r2d/records?offset=1")["records"]
+    letters = writer.ask("GET", f"/v1/queues/r2d.dead.{way}/records?offset=0")["records"]
+    assert [each["id"] for each in letters] == [
+        records[0]["id"],
+        stand_in_id("r-none", 1),
+        stand_in_id("orders", 1),
+        "own",
+    ]
 
 
 def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: ServerPlace) -> None:

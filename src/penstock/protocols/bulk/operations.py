@@ -50,6 +50,7 @@ from penstock.core.commands import (
     ListChunks,
     Offsets,
     Once,
+    QueueInfo,
     ReadRecords,
     Receive,
     Records,
@@ -58,11 +59,11 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import AccessDenied, InvalidRequest, QueueNotFound
+from penstock.core.errors import AccessDenied, InvalidName, InvalidRequest, QueueNotFound
 from penstock.core.handlers.once import Marks
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.core.storage.chunk import Chunk
-from penstock.protocols.bulk.publishing import Publish
+from penstock.protocols.bulk.publishing import FindId, Publish, put_ids
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
@@ -440,6 +441,9 @@ class Bulk(Resource):
     async def send(self, caller: Caller, body: bytes) -> PublishReply:
         """Send a piece at once."""
         sends = _sends(body, caller)
+        find_id = self._find_id(caller.principal)
+        for each in sends:
+            await put_ids(each, find_id)
         if sends:
             await self.shard.call(CommitWork(acks=[], sends=sends))
         return PublishReply(sum(len(each.bodies) for each in sends))
@@ -488,11 +492,31 @@ class Bulk(Resource):
         running = self._publishing.get(mark)
         if running is None:
             publish = Publish(
-                self.shard, mark, pieces, lambda piece: _sends(piece, caller), self.settings.publish_bytes_max
+                self.shard,
+                mark,
+                pieces,
+                lambda piece: _sends(piece, caller),
+                self._find_id(caller.principal),
+                self.settings.publish_bytes_max,
             )
             running = self._publishing[mark] = asyncio.create_task(publish.run())
             running.add_done_callback(lambda _: self._publishing.pop(mark, None))
         return await asyncio.shield(running)
+
+    def _find_id(self, principal: Principal) -> FindId:
+        known: dict[str, int | None] = {}
+
+        async def find(queue: str, sequence: int) -> str | None:
+            if queue not in known:
+                known[queue] = None
+                if principal.may(queue, DescribeQueue):
+                    with contextlib.suppress(QueueNotFound, InvalidName):
+                        info: QueueInfo = await self.shard.call(DescribeQueue(name=queue))
+                        known[queue] = info.queue_id
+            queue_id = known[queue]
+            return None if queue_id is None else self.shard.identity.message_id(queue_id, sequence)
+
+        return find
 
     async def _was_published(self, body: PublishRequest, principal: Principal) -> bool:
         """By this caller; or before marks had owners."""

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
 
 from penstock.core.commands import AlreadyDone, CommitWork, Send, Staged, StageWork
 from penstock.core.errors import BatchTooLarge, PenstockError, StageNotFound
+from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import PackedBodies
 from penstock.server.shards import Shards
+from penstock.wire.pieces import stand_in_id
 
 COMMIT_BYTES = 32 * 1024 * 1024
 """What is written in one commit. A publish with no more than that needs no other."""
@@ -25,18 +29,27 @@ _TRIES_MAX = 5
 _Key = tuple[str, bool]
 
 Decode = Callable[[memoryview], list[Send]]
+FindId = Callable[[str, int], Awaitable[str | None]]
+"""The id of the message of a queue with a number; None if there is no such queue, or the caller may not know it."""
 
 
 class Publish:
     """One publish, from its pieces on."""
 
     def __init__(
-        self, shard: Shards, mark: tuple[str, int], pieces: Sequence[memoryview], decode: Decode, bytes_max: int
+        self,
+        shard: Shards,
+        mark: tuple[str, int],
+        pieces: Sequence[memoryview],
+        decode: Decode,
+        find_id: FindId,
+        bytes_max: int,
     ) -> None:
         self._shard = shard
         self._mark = mark
         self._pieces = pieces
         self._decode = decode
+        self._find_id = find_id
         self._bytes_max = bytes_max
         self._is_small = sum(map(len, pieces)) <= COMMIT_BYTES
         self._begin()
@@ -69,6 +82,7 @@ class Publish:
         try:
             for piece in self._pieces:
                 for send in await asyncio.to_thread(self._decode, piece):
+                    await put_ids(send, self._find_id)
                     await self._take(send)
             for key in list(self._gathered):
                 await self._flush(key)
@@ -124,6 +138,19 @@ class Publish:
         if stage:
             with contextlib.suppress(PenstockError, asyncio.CancelledError):
                 await self._shard.call(StageWork(name=self._mark[0], sends=[], stage=stage, drop=True))
+
+
+async def put_ids(send: Send, find_id: FindId) -> None:
+    """Dead letters that were written with a stand-in for the id of their message get the real one."""
+    for index, value in enumerate(send.origins or ()):
+        if value is None:
+            continue
+        origin = Origin.decode(value)
+        if origin.id == stand_in_id(origin.queue, origin.sequence):
+            found = await find_id(origin.queue, origin.sequence)
+            if found is not None:
+                assert send.origins is not None
+                send.origins[index] = msgspec.structs.replace(origin, id=found).encode()
 
 
 def _nbytes(send: Send) -> int:
