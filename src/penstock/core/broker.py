@@ -59,6 +59,7 @@ from penstock.core.handlers.reading import Reading
 from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
 from penstock.core.handlers.sessions import SessionRegister
+from penstock.core.handlers.staging import Staging
 from penstock.core.handlers.work import UnitsOfWork
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
@@ -98,9 +99,10 @@ FORMAT_VERSION = 1
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
 _RECEIPT_KEYS_MAX = 10_000
-_GO_WITHOUT = frozenset({Kind.SESSION, Kind.TASK, Kind.ONCE})
-"""Records of no queue that a store can be opened without, if they are damaged: leases run out, redrives end, and a
-client's command that was repeated is done again. That is told. Without the others, work would be done twice, or lost.
+_GO_WITHOUT = frozenset({Kind.SESSION, Kind.TASK, Kind.ONCE, Kind.STAGE})
+"""Records of no queue that a store can be opened without, if they are damaged: leases run out, redrives end, what was
+staged stays on the disk unseen, and a client's command that was repeated is done again. That is told. Without the
+others, work would be done twice, or lost.
 """
 
 
@@ -166,6 +168,7 @@ class Broker:
         self.receiving = Receiving(self)
         self.acknowledging = Acknowledging(self)
         self.work = UnitsOfWork(self)
+        self.staging = Staging(self)
         self.session_register = SessionRegister(self)
         self.reading = Reading(self)
         self.redrives = Redrives(self)
@@ -178,6 +181,7 @@ class Broker:
             self.receiving,
             self.acknowledging,
             self.work,
+            self.staging,
             self.session_register,
             self.reading,
             self.redrives,
@@ -196,6 +200,7 @@ class Broker:
             "session": self.session_register.expire,
             "redrive": self.redrives.step,
             "once": self._once_timer,
+            "stage": self.staging.expire,
         }
 
     # -- opening --
@@ -275,6 +280,11 @@ class Broker:
         def restore_reserve(number: int, _key: bytes, data: bytes) -> None:
             self.queues_by_id[number].reserve = Reserve.restore(number, data)
 
+        def restore_segment(number: int, key: bytes, data: bytes) -> None:
+            segment = self.write_buffer.segments.restore(key, data)
+            if number < keys.OUTBOX_QUEUES and segment.first + segment.count > queues[number].next_sequence:
+                raise ValueError("it has numbers that were never given")
+
         def restore_once(_number: int, key: bytes, data: bytes) -> None:
             name = self.memory.restore(key, data, self.now_ms)
             self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
@@ -295,6 +305,8 @@ class Broker:
             (Kind.TASK, lambda number, _key, data: self.redrives.restore(number, data)),
             (Kind.OUTBOX_TARGET, lambda number, _key, data: self.outbox.restore(number, data)),
             (Kind.ONCE, restore_once),
+            (Kind.SEGMENT, restore_segment),
+            (Kind.STAGE, lambda number, _key, data: self.staging.restore(number, data)),
         )
         for kind, restore in restorers:
             for record_key, data in self._records(kind):
@@ -355,7 +367,7 @@ class Broker:
 
     def _note_unreadable(self, kind: Kind, record_key: bytes, error: Exception) -> None:
         number = keys.number_of(record_key)
-        if kind in keys.OF_A_QUEUE:
+        if kind in keys.OF_A_QUEUE and number < keys.OUTBOX_QUEUES:
             missing = kind != Kind.QUEUE and isinstance(error, KeyError)
             why = "belongs to nothing" if missing else f"cannot be read ({_line(error)})"
             self.quarantine.add(number, f"a record of kind {kind.name.lower()} {why}")
@@ -752,6 +764,7 @@ class Broker:
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
             "marks": self.marks.snapshot(),
             "outbox": self.outbox.snapshot(),
+            "segments": self.write_buffer.segments.snapshot(),
             "once": self.memory.snapshot(),
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }

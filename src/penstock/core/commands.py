@@ -713,10 +713,8 @@ class AlreadyDone(msgspec.Struct, tag=True):
     """The highest number that was done."""
 
 
-class CommitWork(Command):
-    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
-
-    traits = Traits(reply=list[Sent] | AlreadyDone, right="any", public=True, home=Home.WORK)
+class _FirstCommitWork(Command):
+    """`CommitWork` as it was first."""
 
     acks: list[Ack]
     sends: list[Send]
@@ -743,6 +741,42 @@ class CommitWork(Command):
         """What its parts need."""
         for part in (*self.acks, *self.sends):
             yield from part.needs()
+
+
+class CommitWork(_FirstCommitWork, kw_only=True):
+    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
+
+    traits = Traits(reply=list[Sent] | AlreadyDone, right="any", public=True, home=Home.WORK, inside=("stage",))
+
+    stage: int = 0
+    """With a mark: sends that were written before (`StageWork`) belong to it. `StageNotFound` if they are gone."""
+
+
+class Staged(msgspec.Struct):
+    """Where sends were staged; or why they cannot be, and nothing was done."""
+
+    stage: int
+    refused: str = ""
+
+
+class StageWork(Command):
+    """Write sends of a unit of work before its commit, so that it may have any size. Nobody sees them until then.
+
+    Not every send can be staged: one whose messages have to be looked at when they are numbered is refused, with all
+    that came with it. The queues are created now. Replies with `Staged`.
+    """
+
+    traits = Traits(reply=Staged, home=Home.MARK, since=4)
+
+    name: str
+    """The name of the mark of the work."""
+    sends: list[Send]
+    stage: int = 0
+    """The stage that they belong to; 0: a new one."""
+    send_shards: list[int] | None = None
+    """As in `CommitWork`."""
+    drop: bool = False
+    """Instead: forget the stage."""
 
 
 class HoldForWork(Command):
@@ -1079,6 +1113,9 @@ class AckUpTo(Command):
     offset: int
 
 
+NOT_DUE_MAX = 1_000
+
+
 class Offsets(msgspec.Struct):
     """Where a queue's messages stand."""
 
@@ -1095,6 +1132,9 @@ class Offsets(msgspec.Struct):
     """Over how many shards the queue is spread: the others have messages of their own."""
     after_ms: int | None = None
     """When the first message from `after` on was sent; None when there is none."""
+    not_due: list[tuple[int, int, int]] = []
+    """Messages that were sent with a delay and are not due, at most `NOT_DUE_MAX` runs, the first ones: first number,
+    the one behind the last, and when they are due."""
 
     @property
     def partition(self) -> int:

@@ -63,6 +63,7 @@ from penstock.core.commands import (
     Receive,
     Records,
     Send,
+    StageWork,
     Subscribe,
     TakeOutbox,
 )
@@ -973,7 +974,7 @@ def _adds(command: Command) -> bool:
     """Whether a command makes the store larger."""
     if isinstance(command, TakeOutbox):
         return any(entry.chunk for entry in command.entries)
-    return isinstance(command, Send) or (isinstance(command, CommitWork) and bool(command.sends))
+    return isinstance(command, Send) or (isinstance(command, CommitWork | StageWork) and bool(command.sends))
 
 
 def _shortened(call: Call, broker: Broker, now_ms: int) -> Command:

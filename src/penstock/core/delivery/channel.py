@@ -269,10 +269,11 @@ class Channel:
             self.dispatch.plan()
         return window
 
-    def announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
-        """The queue has a new chunk in a shared lane."""
+    def announce(self, key: ChunkKey, chunk: Chunk | None, now_ms: int) -> None:
+        """The queue has a new chunk in a shared lane. It is not looked at in a NORMAL one."""
         cursor = self.cursors.get(key.lane)
         if cursor is None:
+            assert chunk is not None
             window = self.window(key.lane)
             entry = window.add(key, chunk.sent_ms)
             self.write_buffer.touch(window, entry)
