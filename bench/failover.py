@@ -129,7 +129,7 @@ class Nodes:
         while time.monotonic() - began_s < PATIENCE_S:
             connection = http.client.HTTPConnection(address, timeout=ATTEMPT_S)
             try:
-                body = b'{"messages": [{"text": "still there"}]}'
+                body = b'{"body": "still there"}'
                 path = f"/v1/queues/{self.queues[shard]}/messages"
                 connection.request("POST", path, body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
@@ -198,11 +198,14 @@ def main() -> None:
     parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--more", default="", help="more lines of the nodes' [cluster] section")
     parser.add_argument("--against", type=Path, help="the src directory of another build, to compare with")
+    parser.add_argument("--only", action="store_true", help="only that one")
     parser.add_argument("--target", type=float, default=6.0, help="seconds, for the median of the last shards")
     parser.add_argument("--keep", type=Path, help="a directory for the nodes' logs")
     given = parser.parse_args()
     own = str(Path(penstock.__file__).parent.parent)
-    builds = ({"before": str(given.against)} if given.against else {}) | {"now": own}
+    builds = {"before": str(given.against)} if given.against else {}
+    if not given.only:
+        builds["now"] = own
     rows, is_met = [], True
     with ExitStack() as stack:
         directory = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-failover-")))

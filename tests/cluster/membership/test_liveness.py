@@ -17,6 +17,7 @@ from penstock.cluster.membership.liveness import SILENCE_S, TURN_S, Liveness
 from penstock.cluster.placement import controller as placement
 from penstock.cluster.placement.controller import Controller
 from penstock.store.journal.kafka_options import KafkaOptions
+from tests.client.lossy import LossyProxy
 
 SESSION_S = 10.0
 BEAT_S = 1.0
@@ -97,16 +98,21 @@ async def watched(link: Link, seconds: float, silence_s: float) -> list[bool]:
 
 def test_a_link_knows_soon_that_nobody_listens_and_that_a_peer_is_silent() -> None:
     async def main() -> None:
-        identity, silence_s = LinkIdentity("shop", "a"), 0.6
+        identity, silence_s = LinkIdentity("shop", "a"), 1.2
         server = LinkServer(Nowhere(), LinkIdentity("shop", "b"), limits_within(silence_s))  # type: ignore[arg-type]
         address = await server.start("127.0.0.1:0")
-        link = Link(address, identity, limits_within(silence_s))
+        way = LossyProxy(int(address.rpartition(":")[2]))
+        await way.start()
+        link = Link(f"127.0.0.1:{way.port}", identity, limits_within(silence_s))
         assert all(await watched(link, 3 * silence_s, silence_s)), "one that is idle lives"
-        for peer_link in server.peer_links:
-            assert peer_link._heartbeat is not None
-            peer_link._heartbeat.stop()
+        way.answers_lost = True
         said = await watched(link, 2 * silence_s, silence_s)
-        assert all(said[: int(0.8 * silence_s / 0.05)]) and not all(said), "silent"
+        assert all(said[: int(0.5 * silence_s / 0.05)]) and not said[-1], "silent"
+        way.answers_lost = False
+        await way.cut()
+        await watched(link, silence_s, silence_s)
+        assert link.watch(silence_s), "it speaks again"
+        await way.stop()
         await server.close()
         refused = Link(address, identity, limits_within(60.0))
         assert not all(await watched(refused, 1.0, 60.0)), "nobody is there: that is known at once"
