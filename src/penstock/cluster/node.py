@@ -44,6 +44,7 @@ from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue, TallyQueues
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
+from penstock.core.storage.chunk import Chunk
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
 from penstock.server.metrics import traffic_families
@@ -145,7 +146,7 @@ class ClusterNode(Node):
             self.maps.ledger,
             host,
             self._say,
-            lambda shard: open_kafka(self._options, shard, data, topics=topics),
+            lambda shard: open_kafka(self._options, shard, data, topics=topics, check_chunk=Chunk.decode),
             self._clock,
             handover_s=cluster.session_timeout_s,
             proof_s=cluster.proof_s,
