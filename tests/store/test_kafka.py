@@ -27,6 +27,7 @@ from confluent_kafka.admin import (
 )
 
 from penstock.core.storage.changes import Changes
+from penstock.core.storage.chunk import Chunk
 from penstock.store.embedded import StoreOptions
 from penstock.store.errors import (
     CommitAborted,
@@ -283,6 +284,25 @@ def test_a_cache_that_turns_out_to_be_damaged_is_made_anew_when_it_is_opened_aga
         with pytest.raises(StoreDamaged):
             content(store)
     assert reopened(options, tmp_path / "shard-0") == MANY
+
+
+def test_a_chunk_that_has_rotted_in_the_cache_is_read_again_from_kafka(options: KafkaOptions, tmp_path: Path) -> None:
+    """Of SQLite's own nothing is damaged: only who knows the chunk's checksum can tell."""
+    whole = b"".join(Chunk.of(7, 0, [b"tea " * 5_000]).parts())
+
+    def opened() -> KafkaStore:
+        return open_kafka(options, 0, tmp_path, check_chunk=Chunk.decode)
+
+    with closing(opened()) as store:
+        store.commit(changes_of({b"c/1": whole}))
+    table = tmp_path / "shard-0" / TABLE_NAME
+    data = bytearray(table.read_bytes())
+    data[data.index(b"tea tea tea") + 4] ^= 1
+    table.write_bytes(data)
+    with closing(opened()) as store, pytest.raises(StoreDamaged, match="damaged"):
+        store.read_chunk(b"c/1")
+    with closing(opened()) as store:
+        assert store.read_chunk(b"c/1") == whole
 
 
 def test_a_cache_before_the_logs_start_is_made_anew(options: KafkaOptions, home: Path) -> None:

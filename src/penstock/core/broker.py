@@ -491,6 +491,10 @@ class Broker:
         """
         self.session_register.leave()
 
+    def stood_still(self, now_ms: int) -> None:
+        """The process that has the broker stood still until now, and has heard nobody meanwhile."""
+        self.session_register.stood_still(now_ms)
+
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
         return self.receiving.held(subscription)

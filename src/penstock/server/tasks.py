@@ -177,6 +177,10 @@ def _leading(calls: list[Call], kind: type[Command]) -> int:
     return next((at for at, call in enumerate(calls) if call.command.__class__ is not kind), len(calls))
 
 
+STOOD_STILL_S = 0.5
+"""A timer that comes so late was not kept waiting by work alone: the process stood still."""
+READ_FIRST_S = 0.05
+"""So long it reads before it ends the connection of somebody who seems to be silent."""
 HEALTH_S = 0.5
 """How long shards may take to answer whoever asks whether they do. Probes wait for a second, or for two."""
 
@@ -213,6 +217,8 @@ class AsyncShard:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._timer_s = 0.0
+        """When it is due, by the loop's clock."""
         self._commit_delay = CommitDelay()
         self._callers: set[object] = set()
         """Who in the inbox may be waited for next time, and is worth waiting for now."""
@@ -436,6 +442,7 @@ class AsyncShard:
         if self._writing is not None:
             self._run_ahead()
             return
+        self._look_at_lateness()
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
@@ -619,8 +626,15 @@ class AsyncShard:
             self._timer.cancel()
         left_ms = max(0, at_ms - self.shard.clock.now_ms())
         self._timer_ms = at_ms
-        self._timer = self._loop.call_later(left_ms / 1_000, self._on_timer)
+        self._timer_s = self._loop.time() + left_ms / 1_000
+        self._timer = self._loop.call_at(self._timer_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        self._look_at_lateness()
         self._timer = None
         self._step_soon()
+
+    def _look_at_lateness(self) -> None:
+        """A process that stood still has not read the heartbeats that have come meanwhile."""
+        if self._timer is not None and self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self.shard.broker.stood_still(self.shard.clock.now_ms())
