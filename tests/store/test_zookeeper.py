@@ -178,7 +178,7 @@ def test_znodes_are_as_documented(options: ZooKeeperOptions, client: KazooClient
     chunk_key = bytes(7) + b"\x01" + bytes(3) + b"\x10" + bytes(32)
     store.commit(changes_of({chunk_key: b"body"}, {b"\x02" + bytes(7) + b"\x01": b"queue"}))
     path = options.shard_path(0)
-    assert path == f"/penstock/{options.cluster}/shards/0"
+    assert path == f"/penstock/{options.cluster}/0"
     assert sorted(client.get_children(path)) == ["chunks", "owner", "records", "redo"]
     assert client.get(path)[0] == b'{"format":1}'
     chunk = "0000000000000001-00000010-0000000000000000-0000000000000000-00000000-00000000-0000000000000000"

@@ -20,9 +20,9 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.cluster.membership.group import GroupAsker, GroupSilent, Opening, Question, nodes_group
 from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.membership.kafka import make_partitions_topic
 from penstock.cluster.membership.ledger import Ledger, NodeRecord, encode
-from penstock.cluster.membership.membership import make_partitions_topic
-from penstock.cluster.placement.controller import SILENCE_S, Controller, Heartbeats
+from penstock.cluster.placement.kafka import SILENCE_S, Heartbeats, kafka_controller
 from penstock.server.settings import parse
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, ProcessNode, settings_text, thread_node, until
@@ -60,7 +60,7 @@ def test_the_group_says_who_is_alive_also_after_whoever_asks_it_was_killed(
 ) -> None:
     name = unique_prefix("asked")
     with thread_node(kafka, name, "a", tmp_path) as a:
-        asker = GroupAsker(a.node._options)
+        asker = GroupAsker(a.node._settings.kafka_options())
         try:
             asker.ask(RETRY_TIMEOUT_S)
             assert asker.answer(RETRY_TIMEOUT_S) == {"a"}
@@ -74,7 +74,7 @@ def test_the_group_says_who_is_alive_also_after_whoever_asks_it_was_killed(
             assert asker.answer(RETRY_TIMEOUT_S) == {"a"}
         finally:
             asker.close()
-        seen = Inspection(a.node._options)
+        seen = Inspection(a.node._settings.kafka_options())
         assert (seen.alive, seen.silence) == ({"a"}, None)
 
 
@@ -111,7 +111,7 @@ def test_a_controller_that_cannot_start_a_process_goes_on_by_what_it_hears(monke
     ledger = Ledger()
     ledger.apply(0, "node/a", encode(NodeRecord(incarnation="1", link="127.0.0.1:9")))
     options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
-    controller = Controller(options, "a", ledger, session_timeout_s=3.0, cool_down_s=0.2)
+    controller = kafka_controller(options, "a", ledger, session_timeout_s=3.0, cool_down_s=0.2)
     controller.heard("a")
     monkeypatch.setattr(subprocess, "Popen", no_room)
     assert controller._alive(0.0) == ["a"]

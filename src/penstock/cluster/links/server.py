@@ -166,6 +166,16 @@ class LinkServer:
         for who in {*holders.values()} - {*self._present, self.identity.process}:
             self._expect(who)
 
+    def end_sessions_of(self, nodes: set[str]) -> None:
+        """These nodes are known to be dead: the leases of their connections are free at once.
+
+        What is for one shard goes to it in one turn of the loop, and so into one commit.
+        """
+        for who in [each for each in self._sessions if each[0] in nodes and each not in self._present]:
+            if who in self._awaited:
+                self._awaited.pop(who).cancel()
+            self._end_sessions(who)
+
     def _expect(self, who: Process) -> None:
         if who not in self._awaited:
             loop = asyncio.get_running_loop()
