@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -274,3 +275,17 @@ def test_servers_are_reached_by_tls_and_only_those_of_the_authority(tmp_path: Pa
         store.close()
         with pytest.raises(LogUnavailable, match="does not let us in"):
             open_zookeeper(replace(options, tls_ca=str(tmp_path / "theirs.pem")), 0)
+
+
+def test_neither_passwords_nor_messages_are_ever_logged(
+    zookeeper: ZooKeeperEnsemble,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = open_zookeeper(options_for(zookeeper, user="penstock", password="correct horse"), 0)
+    store.commit(changes_of({b"c/1": b"battery staple"}))
+    store.close()
+    assert any(record.name.startswith("penstock.zookeeper") for record in caplog.records), "something is logged"
+    assert not [
+        record for record in caplog.records if "horse" in record.getMessage() or "staple" in record.getMessage()
+    ]

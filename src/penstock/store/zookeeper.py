@@ -97,6 +97,8 @@ DOUBTFUL = (
 """After one of these nobody knows whether a request was done."""
 
 log = logging.getLogger("penstock.zookeeper")
+_client_log = logging.getLogger("penstock.zookeeper.client")
+_client_log.setLevel(logging.INFO)  # below, kazoo writes every request as it is: passwords, and messages
 _Result = TypeVar("_Result")
 
 
@@ -117,7 +119,7 @@ def connect(options: ZooKeeperOptions) -> KazooClient:
         ca=options.tls_ca,
         certfile=options.tls_certificate,
         keyfile=options.tls_key,
-        logger=log,
+        logger=_client_log,
     )
     try:
         client.start(CONNECT_S)
