@@ -4,8 +4,8 @@
     python -m tests.cluster.soak --list
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
-Three nodes, as processes, on one real broker of Kafka or on three, or on one or three of ZooKeeper's servers; or two
-workers of one server, without any. Clients
+Three nodes, as processes, on one real broker of Kafka or on three, or on one or three of ZooKeeper's servers; or one
+server of several shards, without any. Clients
 of every kind send, receive and move messages through all of them without a rest (`load.py`). Each configuration has
 its own kinds of faults, picked by a seed, with quiet moments between (`world.py`). When they are over, what is in the
 queues is taken out, and the books are closed (`books.py` says what is counted, and what must be so). The seed decides
@@ -33,7 +33,7 @@ import penstock
 from tests.cluster.books import Books, Report
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.ownership.fencing import Rules, search
-from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
+from tests.cluster.world import NAMES, Fault, ShardsWorld, World, world
 
 SESSION_S = 6.0
 SERVICE_S_MAX = 90.0
@@ -61,7 +61,7 @@ _BROKERS = (World.kill_broker, World.restart_broker, World.stop_broker)
 _NETWORKS = (World.cut_node, World.cut_path, World.slow_node, World.reset_node, World.cut_link)
 
 CONFIGURATIONS = (
-    Configuration("workers killed", 0, (WorkersWorld.kill_worker,)),
+    Configuration("several shards, killed", 0, (ShardsWorld.kill_server,)),
     Configuration("nodes killed", 1, (World.kill_node,)),
     Configuration("nodes stopped", 1, (World.stop_node,)),
     Configuration("nodes restarted", 1, (World.restart_node,)),

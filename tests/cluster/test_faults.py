@@ -89,8 +89,8 @@ def test_the_books_tell_messages_apart_by_their_ids() -> None:
     assert closed(books).violations["after ack"] == ["held: a-1"]
 
 
-def test_nothing_comes_after_its_ack_when_workers_are_killed(tmp_path: Path) -> None:
-    chosen = next(each for each in CONFIGURATIONS if each.name == "workers killed")
+def test_nothing_comes_after_its_ack_when_a_server_of_several_shards_is_killed(tmp_path: Path) -> None:
+    chosen = next(each for each in CONFIGURATIONS if each.name == "several shards, killed")
     report = run(chosen, seed=3, seconds=10.0, session_s=SESSION_S, directory=tmp_path)
     print(report)
     assert report.is_good, report

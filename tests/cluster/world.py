@@ -9,7 +9,6 @@ true of ZooKeeper's servers.
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import signal
@@ -21,8 +20,8 @@ from typing import Any
 
 from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
-from tests.cluster.nodes import SHARDS, ProcessNode, until
-from tests.cluster.workers.test_workers import WorkersServer
+from tests.cluster.nodes import SHARDS, ProcessNode
+from tests.compat.server import Server
 from tests.faults.proxy import Proxy
 from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
 from tools.zookeeper import ZooKeeperEnsemble
@@ -238,12 +237,13 @@ class World:
                     node.start()
 
 
-class WorkersWorld(World):
-    """One machine, and no broker: the workers of one server are the nodes. All of them listen on the same ports."""
+class ShardsWorld(World):
+    """One process and no broker: a server of a directory with several shards."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(None, {NAMES[0]: []}, {})  # type: ignore[arg-type]
-        self._server = WorkersServer(directory)
+        (nsq,) = free_ports(1)
+        self._server = Server(directory, "--nsq-tcp-port", str(nsq), shards=SHARDS)
 
     def start(self) -> None:
         self._server.start()
@@ -251,18 +251,18 @@ class WorkersWorld(World):
         ports = Ports(*(listening[name]["port"] for name in ("sqs", "http", "nsq")))
         self.ports = dict.fromkeys(NAMES, ports)
 
-    def kill_worker(self, chance: random.Random) -> None:
-        """kill -9; whoever started it starts another one."""
+    def kill_server(self, chance: random.Random) -> None:
+        """kill -9, and a start."""
         time.sleep(chance.random())
-        running = until(self._server.pids, "a worker running")  # two kills in a row leave none for a moment
-        os.kill(chance.choice(running), signal.SIGKILL)
+        self._server.kill()
+        self._server.start()
 
     def tend(self) -> None:
-        """Nothing to do: the server looks after its workers."""
+        """Nothing to do: it does not end by itself."""
 
     def end(self) -> None:
         """Nothing is left running."""
-        self._server.end()
+        self._server.kill()
 
 
 Fault = Callable[[Any, random.Random], None]
@@ -276,13 +276,13 @@ def _last_of(log: str) -> str:
 def world(
     brokers: int, directory: Path, session_s: float, *, engine: str = "kafka", has_small_disks: bool = False
 ) -> Iterator[World]:
-    """Brokers that run, proxies, and nodes that were not started yet. Without brokers: workers."""
+    """Brokers that run, proxies, and nodes that were not started yet. Without brokers: one server."""
     if not brokers:
-        workers = WorkersWorld(directory)
+        alone = ShardsWorld(directory)
         try:
-            yield workers
+            yield alone
         finally:
-            workers.end()
+            alone.end()
         return
     with ExitStack() as stack:
         places = [directory / f"disk-{number}" for number in range(brokers if has_small_disks else 0)]

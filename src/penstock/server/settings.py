@@ -37,7 +37,8 @@ from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptio
 from penstock.store.memory import MEMORY
 from penstock.store.zookeeper_options import ZooKeeperOptions
 
-WORKERS_MAX = 256
+GONE = {"workers": "docs/server.md says how to use more than one core (Scaling)"}
+"""Keys that earlier builds had, and what to do instead."""
 PORT_MAX = 65_535
 EVERY_HOST = "*"
 """Among the hosts: the server answers to any name."""
@@ -88,15 +89,6 @@ class ServerSettings(_Section, frozen=True):
             "Where messages are kept: in `data`; in Kafka, with a cache in `data`; or in ZooKeeper.", flag="--engine"
         ),
     ] = "embedded"
-    workers: Annotated[
-        int,
-        Setting(
-            "How many processes serve the queues. A directory that was served by more than one keeps that number.",
-            1,
-            WORKERS_MAX,
-            flag="--workers",
-        ),
-    ] = 1
     host: Annotated[str, Setting("The address to listen on.", flag="--host")] = "127.0.0.1"
     sqs_port: Annotated[int, Setting("SQS. 0 picks a free port.", 0, PORT_MAX, flag="--sqs-port")] = 9324
     http_port: Annotated[
@@ -910,8 +902,6 @@ class Settings(_Section, frozen=True):
         self._check_exposure()
         if self.server.engine in CLUSTER_CLIENTS:
             _need_client(self.server.engine)
-            if self.server.workers > 1:
-                raise InvalidSettings("[server] workers share a directory: in a cluster, start several nodes instead")
             if self.server.engine == "kafka" and self.server.data == MEMORY:
                 raise InvalidSettings("[server] data: a node on Kafka needs a directory for what it caches")
             self.cluster.check()
@@ -1156,6 +1146,8 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
             known = ", ".join(shape.__struct_fields__)
             near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
             guess = f", perhaps {near[0]!r} is meant" if near else ""
+            if key in GONE:
+                raise InvalidSettings(f"{name}: {where} {key} is gone: {GONE[key]}")
             raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")
         inner = _struct_in(hints[key])
         if inner is not None:
