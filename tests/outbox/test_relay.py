@@ -271,7 +271,8 @@ def test_text_that_is_no_utf_8_is_poison_like_any_other(
     assert found.keys() == {b"odd"}
     assert found[b"odd"].startswith(reason)
     assert status(sqlite, outbox).failed == 1
-    assert [message.partition(" cannot be sent: ")[2] for message in caplog.messages] == [
+    said = [record.getMessage() for record in caplog.records if record.name == "penstock.outbox"]
+    assert [message.partition(" cannot be sent: ")[2] for message in said] == [
         found[b"odd"].partition(": ")[2]
     ]
 
