@@ -442,7 +442,8 @@ class AsyncShard:
         if self._writing is not None:
             self._run_ahead()
             return
-        self._look_at_lateness()
+        if self._timer is not None and self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self._look_at_lateness()
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
