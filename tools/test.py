@@ -40,7 +40,7 @@ GROUPS = (
     ("tests/spark",),
     ("tests/pipelines",),
     ("tests/pipelines/ready",),
-    ("tests/client",),
+    ("tests/cli", "tests/client"),
     ("tests/cluster",),
     ("tests/docs",),
     ("tests/protocols/nsq", "tests/protocols/lookup"),

@@ -178,6 +178,10 @@ class WorkRefused(PenstockError):
     """A unit of work cannot be committed; nothing of it was done."""
 
 
+class StageNotFound(WorkRefused):
+    """What a large unit of work has written before its commit is not there any more; nothing of it was done."""
+
+
 class MarkMoved(PenstockError):
     """The mark of some work is not where the work starts; nothing was done.
 

@@ -28,7 +28,16 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from penstock.core.commands import CancelRedrive, ChangeQueue, Command, CommitWork, DescribeQueue, RedriveTask, Send
+from penstock.core.commands import (
+    CancelRedrive,
+    ChangeQueue,
+    Command,
+    CommitWork,
+    DescribeQueue,
+    RedriveTask,
+    Send,
+    StartRedrive,
+)
 from penstock.core.errors import AccessDenied, TooManyFailedLogins
 from penstock.core.traits import RIGHTS, Right
 
@@ -176,6 +185,21 @@ def authorize(principal: Principal, command: Command, tasks: Mapping[int, Redriv
     for right, queue in needed:
         if not principal.allows(right, queue):
             raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {name}")
+
+
+def restrict(principal: Principal, command: Command) -> None:
+    """Let a redrive to where messages came from reach only what the principal may administer.
+
+    >>> from penstock.core.commands import StartRedrive
+    >>> redrive = StartRedrive(queue="shop.dead")
+    >>> restrict(Principal("shop", "AK1", [Grant(("shop*",)), Grant(("*",), ("read",))]), redrive)
+    >>> redrive.origins
+    ['shop*']
+    """
+    if not isinstance(command, StartRedrive) or command.target is not None or command.discard:
+        return
+    if not principal.allows_all("admin"):
+        command.origins = [each for grant in principal.grants if "admin" in grant.rights for each in grant.queues]
 
 
 def owned(principal: Principal, name: str) -> str:

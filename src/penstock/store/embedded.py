@@ -164,7 +164,9 @@ class EmbeddedStore:
         self._replayed_bytes_max = replayed_bytes_max
         self._journal = journal
         self._table = table
-        self._options = options or StoreOptions()
+        self._options = options = options or StoreOptions()
+        self._due_from_bytes = min(options.apply_live_bytes, options.apply_written_bytes, options.apply_dead_bytes)
+        """With less than this in the newest layer, nothing can be due."""
         self._disk = disk
         self._directory = directory
         self._directory_lock = lock
@@ -252,7 +254,7 @@ class EmbeddedStore:
                 self._first_commit_at = time.monotonic()
             newest.absorb(changes, position)
             self._stats.commits += 1
-            due = self._is_due(newest)
+            due = newest.live_bytes + newest.written_bytes >= self._due_from_bytes and self._is_due(newest)
             if first or due:
                 self._changed.notify_all()
         if ahead is not None and ahead.lanes and (changes.chunks or changes.dropped):

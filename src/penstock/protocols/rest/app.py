@@ -46,6 +46,7 @@ from penstock.protocols.rest.records import RecordReading, VirtualQueues
 from penstock.protocols.rest.search import Searching
 from penstock.protocols.rest.sessions import Sessions
 from penstock.protocols.rest.shapes import SentMessages, Work
+from penstock.protocols.rest.topics import TopicsOfSns
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
@@ -229,6 +230,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         Overviews(services, version),
         Lookups(services),
         Clusters(services),
+        TopicsOfSns(services),
     ]
 
 

@@ -442,6 +442,15 @@ def test_every_setting_is_an_option_but_what_a_queue_keeps_for_life_is_one_of_cr
     assert missing == [name for name in flags if SETTINGS[name].setting.for_life] == ["partitions"]
 
 
+def test_a_queue_without_main_keeps_what_is_sent_for_the_first_channel_that_comes(shell: Shell) -> None:
+    shell("queue", "create", "clicks", "--no-main")
+    shell("send", "clicks", "tea")
+    assert shell.json("channel", "list", "clicks") == []
+    shell("channel", "create", "clicks", "spark")
+    assert [row["body"] for row in shell.json("receive", "clicks", "--channel", "spark")] == ["tea"]
+    assert [row["channel"] for row in shell.json("channel", "list", "clicks")] == ["spark"]
+
+
 def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell: Shell) -> None:
     shell("queue", "create", "orders", "--lease", "5")
     shell("queue", "create", "orders", "--lease", "5")
