@@ -3,7 +3,7 @@
     python -m tools.new_user                      # an empty clone, and a wheel in an empty environment
     python -m tools.new_user --python python3.13  # with other Pythons; can be repeated
     python -m tools.new_user --compiled           # the wheel is the one that people get (minutes; needs a C compiler)
-    python -m tools.new_user --debian 3.14        # a Python that is not here, in a chroot of the Debian that has it (root)
+    python -m tools.new_user --debian 3.14        # a Python that is not here, in a chroot of Debian (as root)
 
 By default every Python from 3.11 on that is on the PATH is tried. The clone holds what is committed. If the usual ports
 are taken, others are, and the commands are pasted with those. Prints times and sizes. The first command that does not
@@ -224,7 +224,8 @@ def in_debian(version: str, arguments: Sequence[str]) -> None:
         steps = (
             f"apt-get update -qq && apt-get install -qq --yes --no-install-recommends {' '.join(DEBIAN_NEEDS)}",
             "git config --global --add safe.directory '*'",
-            "python3 -m venv /tool && /tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 msgspec",
+            "python3 -m venv /tool",
+            "/tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 msgspec",
         )
         environment = {**ENVIRONMENT, "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         with image.mounted(root):
