@@ -27,6 +27,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from tests.cluster.nodes import ProcessNode
 from tests.compat.server import Server, until
@@ -34,6 +35,8 @@ from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
+UNANSWERED = (BotoCoreError, ClientError, ResponseParserError)
+"""A server that stops refuses new connections in plain text: boto3 has an error of its own for that."""
 PATIENCE_S = 120.0
 PUBLISHERS = 2
 Times = tuple[float, float]
@@ -52,7 +55,7 @@ def persistently(call: Any, **arguments: Any) -> Any:
     while True:
         try:
             return call(**arguments)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -78,7 +81,7 @@ class Reader:
             ]
             if entries:
                 self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             time.sleep(0.05)
 
     def until(self, wanted: Callable[[], set[str]]) -> set[str]:
@@ -122,7 +125,7 @@ class Load:
             body, began = f"{publisher}-{number}", time.monotonic()
             try:
                 sns.publish(TopicArn=self.topic, Message=body)
-            except (BotoCoreError, ClientError):
+            except UNANSWERED:
                 self.unanswered += 1
                 time.sleep(0.02)
             else:
