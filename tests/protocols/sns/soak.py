@@ -27,7 +27,6 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
 
 from tests.cluster.nodes import ProcessNode
 from tests.compat.server import Server, until
@@ -35,8 +34,7 @@ from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
-UNANSWERED = (BotoCoreError, ClientError, ResponseParserError)
-"""A server that stops refuses new connections in plain text: boto3 has an error of its own for that."""
+UNANSWERED = (BotoCoreError, ClientError)
 PATIENCE_S = 120.0
 PUBLISHERS = 2
 Times = tuple[float, float]
