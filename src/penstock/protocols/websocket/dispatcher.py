@@ -69,7 +69,7 @@ from penstock.server.shards import end_session
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
 from penstock.wire.packing import pack_reply
-from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPush, StopPush, incoming
+from penstock.wire.requests import INCOMING, AddPushCredit, Cancel, Hello, Route, StartPush, StopPush
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _BROWSED_BYTES: Final = 4 * 1024 * 1024
@@ -264,14 +264,17 @@ class Dispatcher:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
         if self._rates is not None and type(command) not in _NOT_COUNTED:
             self._rates.count(self._caller)
-        command = incoming(command)
+        kind: type[Command] = type(command)
+        change = INCOMING.get(kind)
+        if change is not None:
+            command = change(command)
+            kind = type(command)
         if self._principal is not ANYBODY:
             authorize(self._principal, command, self._shard.identity.tasks)
             restrict(self._principal, command)
             self._own_marks(command)
         if self._route_version and self._is_refused(number, command):
             return
-        kind = type(command)
         own = _OWN.get(kind)
         if own is not None:
             own(self, number, command)
@@ -423,7 +426,8 @@ class Dispatcher:
                 reply = None
             if command.traits.right == "admin":
                 self._audit(command, reply, "ok")
-            self._answer(request.number, Kind.REPLY, reply)
+            self.answers.append((request.number, Kind.REPLY, reply))
+            self._on_answer()
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not self._is_ours(error):
             self._answer(request.number, Kind.ERROR, pack_error(error))
