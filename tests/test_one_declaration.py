@@ -77,6 +77,7 @@ print(json.dumps(msgspec.json.schema(QueueSettings)["$defs"]["QueueSettings"]["p
 """
     number = {"type": "number", "minimum": 1, "maximum": 60}
     described = {"anyOf": [number, {"type": "null"}], "description": "How long we are patient.", "x-default": "5"}
+    described["x-unit"] = "seconds"
     assert json.loads(copy.printed(code)) == described
 
 
