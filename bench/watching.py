@@ -1,13 +1,13 @@
 """What do watchers cost? The server's CPU time for a message with the history on, and with five browsers, to without.
 
-    python -m bench.watching [--seconds 20] [--turns 4] [--browsers 5]
+    python -m bench.watching [--seconds 2] [--rounds 30] [--browsers 5]
 
-One server in a process of its own, at full load: clients that send, receive and acknowledge in batches of 100, on eight
-queues. Turns alternate between none, the history, and the history with browsers that hold `/v1/live` open and ask for
-the first page of queues every two seconds, as the console does. What is compared is the CPU time of the server's
-process (user and system) divided by the messages that it has acknowledged: other work on the machine counts little in
-that. The ratio is that of the medians. Where the machine is not quiet, it says nothing about single percents; so each
-kind is also measured on a server that has nothing else to do: the share of a core that it takes.
+Three servers in processes of their own: one without a history, one with it, and one with it that browsers look at, each
+with a stream like the console's overview. They get full load in turns, a slice each, round after round: clients that
+send, receive and acknowledge in batches of 100, on eight queues. What is compared is the CPU time of each server's process
+(user and system) in its slices divided by the messages that it acknowledged in them; other work on the machine counts
+little in that, and what is slow for a while is slow for all three. The error that is printed is the standard error over
+rounds. Each kind is also measured while it has nothing else to do: the share of a core that it takes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
 import penstock
+from penstock.client.aio.penstock import AsyncPenstock
 
 QUEUES = 8
 BATCH = 100
@@ -39,38 +41,29 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def work(url: str, queue: str, until_s: float) -> int:
+async def work(ps: AsyncPenstock, queue: str, until_s: float) -> int:
     """Send, receive and acknowledge until a time; how many messages."""
     done = 0
-    async with penstock.connect_async(url) as ps:
-        handle = ps.queue(queue)
-        while time.monotonic() < until_s:
-            await handle.send_many([b"x" * 200] * BATCH)
-            batch = await handle.receive_batch(BATCH, wait=1)
-            done += len(batch)
-            await batch.ack()
+    handle = ps.queue(queue)
+    while time.monotonic() < until_s:
+        await handle.send_many([b"x" * 200] * BATCH)
+        batch = await handle.receive_batch(BATCH, wait=1)
+        done += len(batch)
+        await batch.ack()
     return done
 
 
-async def browse(url: str, until_s: float) -> None:
-    """What a browser with the console open asks for."""
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http, http.stream("GET", "/v1/live?queue=q0") as stream:
-        events = stream.aiter_bytes()
-        next_s = 0.0
-        while time.monotonic() < until_s:
-            await anext(events)
-            if time.monotonic() >= next_s:
-                next_s = time.monotonic() + 2
-                await http.get("/v1/overview/queues?limit=50&sort=sent&descending=true")
+WATCHED = "/v1/overview/queues?sort=name&descending=false&after=0&limit=100", "/v1/history?range=hour"
 
 
-async def load(url: str, seconds: float, browsers: int) -> int:
-    """How many messages went through."""
-    until_s = time.monotonic() + seconds
-    watching = [asyncio.create_task(browse(url, until_s)) for _ in range(browsers)]
-    done = await asyncio.gather(*(work(url, f"q{number}", until_s) for number in range(QUEUES)))
-    await asyncio.gather(*watching)
-    return sum(done)
+async def browse(url: str) -> None:
+    """What a browser with the console's overview open asks for: one stream."""
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+        http.stream("GET", "/v1/live", params={"watch": WATCHED}) as stream,
+    ):
+        async for _ in stream.aiter_bytes():
+            pass
 
 
 @contextmanager
@@ -92,57 +85,73 @@ def serving(directory: str, history: bool) -> Iterator[tuple[subprocess.Popen[by
         server.wait()
 
 
-def turn(history: bool, browsers: int, seconds: float) -> float:
-    """Microseconds of the server's CPU for a message."""
-    with tempfile.TemporaryDirectory() as directory, serving(directory, history) as (server, url):
-        asyncio.run(load(url, 2.0, 0))
-        before_s = cpu_s(server.pid)
-        done = asyncio.run(load(url, seconds, browsers))
-        return (cpu_s(server.pid) - before_s) / done * 1e6
+async def alone(server: Kind, seconds: float) -> float:
+    """The share of a core that it takes with nothing to do."""
+    before_s = cpu_s(server.pid)
+    await asyncio.sleep(seconds)
+    return (cpu_s(server.pid) - before_s) / seconds
 
 
-def alone(history: bool, browsers: int, seconds: float) -> float:
-    """The share of a core that watching takes on a server with 50 queues and nothing else to do."""
+class Kind(NamedTuple):
+    """A server of one kind, and its clients."""
 
-    async def watched(url: str) -> None:
-        async with penstock.connect_async(url) as ps:
-            for number in range(50):
-                await ps.queue(f"q{number}").send(b"x")
-        before_s = cpu_s(server.pid)
-        until_s = time.monotonic() + seconds
-        await asyncio.gather(asyncio.sleep(seconds), *(browse(url, until_s) for _ in range(browsers)))
-        used_s.append(cpu_s(server.pid) - before_s)
+    name: str
+    pid: int
+    url: str
+    clients: list[AsyncPenstock]
 
-    used_s: list[float] = []
-    with tempfile.TemporaryDirectory() as directory, serving(directory, history) as (server, url):
-        asyncio.run(watched(url))
-    return used_s[0] / seconds
+
+async def slice_of(kind: Kind, seconds: float) -> float:
+    """Microseconds of the server's CPU for a message, in one slice of full load."""
+    before_s, until_s = cpu_s(kind.pid), time.monotonic() + seconds
+    done = await asyncio.gather(*(work(ps, f"q{number}", until_s) for number, ps in enumerate(kind.clients)))
+    return (cpu_s(kind.pid) - before_s) / sum(done) * 1e6
+
+
+async def measure(kinds: list[Kind], rounds: int, seconds: float, browsers: int) -> None:
+    """All of them, in turns."""
+    watching = [asyncio.create_task(browse(kinds[-1].url)) for _ in range(browsers)]
+    await asyncio.gather(*(slice_of(kind, 2.0) for kind in kinds))
+    await asyncio.sleep(2)
+    for kind, share in zip(kinds, await asyncio.gather(*(alone(kind, 20.0) for kind in kinds)), strict=True):
+        print(f"{kind.name:10} {share:8.2%} of a core, with nothing else to do", flush=True)
+    found: dict[str, list[float]] = {kind.name: [] for kind in kinds}
+    for number in range(rounds):
+        for kind in (*kinds[number % 3 :], *kinds[: number % 3]):
+            found[kind.name].append(await slice_of(kind, seconds))
+    for each in watching:
+        each.cancel()
+    none = found[kinds[0].name]
+    print(f"{kinds[0].name:10} {statistics.median(none):8.2f} us of CPU a message (median of {rounds} slices)")
+    for name, values in list(found.items())[1:]:
+        ratios = [value / base for value, base in zip(values, none, strict=True)]
+        error = statistics.stdev(ratios) / len(ratios) ** 0.5
+        middle = statistics.median(values) / statistics.median(none)
+        print(
+            f"{name:10} {statistics.median(values):8.2f} us; {middle:.4f} times none (medians), {statistics.mean(ratios):.4f} +- {error:.4f} (mean of rounds)"
+        )
+
+
+async def run(seconds: float, rounds: int, browsers: int) -> None:
+    """Start a server of each kind, and measure."""
+    async with AsyncExitStack() as stack:
+        kinds: list[Kind] = []
+        for name in ("none", "history", "browsers"):
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            server, url = stack.enter_context(serving(directory, history=name != "none"))
+            clients = [await stack.enter_async_context(penstock.connect_async(url)) for _ in range(QUEUES)]
+            kinds.append(Kind(name, server.pid, url, clients))
+        await measure(kinds, rounds, seconds, browsers)
 
 
 def main() -> None:
     """Measure in turns, and print a ratio for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--browsers", type=int, default=5)
     given = parser.parse_args()
-    kinds = {"none": (False, 0), "history": (True, 0), "browsers": (True, given.browsers)}
-    for name, (history, browsers) in kinds.items():
-        print(
-            f"{name:10} {alone(history, browsers, given.seconds):8.2%} of a core, with nothing else to do", flush=True
-        )
-    found: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(given.turns):
-        for name, (history, browsers) in kinds.items():
-            found[name].append(turn(history, browsers, given.seconds))
-            print(f"{name:10} {found[name][-1]:8.2f} us of CPU a message", flush=True)
-    least = {name: min(values) for name, values in found.items()}
-    middle = {name: statistics.median(values) for name, values in found.items()}
-    for name in ("history", "browsers"):
-        print(
-            f"{name}: {middle[name] / middle['none']:.4f} times the CPU of none (medians), "
-            f"{least[name] / least['none']:.4f} (least)"
-        )
+    asyncio.run(run(given.seconds, given.rounds, given.browsers))
 
 
 if __name__ == "__main__":
