@@ -1,13 +1,14 @@
 """What do watchers cost? The server's CPU time for a message with the history on, and with five browsers, to without.
 
-    python -m bench.watching [--seconds 2] [--rounds 30] [--browsers 5]
+    python -m bench.watching [--seconds 1.5] [--rounds 25] [--browsers 5]
 
-Three servers in processes of their own: one without a history, one with it, and one with it that browsers look at, each
-with a stream like the console's overview. They get full load in turns, a slice each, round after round: clients that
-send, receive and acknowledge in batches of 100, on eight queues. What is compared is the CPU time of each server's process
-(user and system) in its slices divided by the messages that it acknowledged in them; other work on the machine counts
-little in that, and what is slow for a while is slow for all three. The error that is printed is the standard error over
-rounds. Each kind is also measured while it has nothing else to do: the share of a core that it takes.
+Four servers in processes of their own, two without a history and two with it, get full load in turns, a slice each,
+round after round: clients that send, receive and acknowledge in batches of 100, on eight queues. One of those with a
+history gets a second slice a round, in which browsers look at it, each with a stream like the console's overview.
+Compared is the CPU time of a server's process (user and system) in its slices divided by the messages that it
+acknowledged in them. Other work on the machine counts little in that, and what is slow for a while is slow for all.
+How much two servers of one kind differ says what a difference between kinds is worth; the error is the standard error
+over rounds. Each kind is also measured while it has nothing else to do: the share of a core that it takes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,36 +109,57 @@ async def slice_of(kind: Kind, seconds: float) -> float:
     return (cpu_s(kind.pid) - before_s) / sum(done) * 1e6
 
 
-async def measure(kinds: list[Kind], rounds: int, seconds: float, browsers: int) -> None:
-    """All of them, in turns."""
-    watching = [asyncio.create_task(browse(kinds[-1].url)) for _ in range(browsers)]
-    await asyncio.gather(*(slice_of(kind, 2.0) for kind in kinds))
-    await asyncio.sleep(2)
-    for kind, share in zip(kinds, await asyncio.gather(*(alone(kind, 20.0) for kind in kinds)), strict=True):
-        print(f"{kind.name:10} {share:8.2%} of a core, with nothing else to do", flush=True)
-    found: dict[str, list[float]] = {kind.name: [] for kind in kinds}
-    for number in range(rounds):
-        for kind in (*kinds[number % 3 :], *kinds[: number % 3]):
-            found[kind.name].append(await slice_of(kind, seconds))
+@asynccontextmanager
+async def watched(url: str, browsers: int) -> AsyncIterator[None]:
+    """Browsers look at a server, and have looked for a moment."""
+    watching = [asyncio.create_task(browse(url)) for _ in range(browsers)]
+    await asyncio.sleep(0.3)
+    yield
     for each in watching:
         each.cancel()
-    none = found[kinds[0].name]
-    print(f"{kinds[0].name:10} {statistics.median(none):8.2f} us of CPU a message (median of {rounds} slices)")
-    for name, values in list(found.items())[1:]:
-        ratios = [value / base for value, base in zip(values, none, strict=True)]
-        error = statistics.stdev(ratios) / len(ratios) ** 0.5
-        middle = statistics.median(values) / statistics.median(none)
-        means = f"{statistics.mean(ratios):.4f} +- {error:.4f} (mean of rounds)"
-        print(f"{name:10} {statistics.median(values):8.2f} us; {middle:.4f} times none (medians), {means}")
+    await asyncio.wait(watching)
+
+
+async def measure(kinds: list[Kind], rounds: int, seconds: float, browsers: int) -> None:
+    """All of them, in turns."""
+    for kind in kinds:
+        await slice_of(kind, 1.0)
+    await asyncio.sleep(1)
+    for kind in kinds:
+        print(f"{kind.name:10} {await alone(kind, 10.0):8.2%} of a core, with nothing else to do", flush=True)
+    async with watched(kinds[-1].url, browsers):
+        print(f"{browsers} browsers {await alone(kinds[-1], 10.0):8.2%} of a core, with nothing else to do", flush=True)
+    found: dict[str, list[float]] = {name: [] for name in ("none 1", "none 2", "history 1", "history 2", "browsers")}
+    for number in range(rounds):
+        turn = number % len(kinds)
+        for kind in (*kinds[turn:], *kinds[:turn]):
+            found[kind.name].append(await slice_of(kind, seconds))
+            if kind is kinds[-1]:
+                async with watched(kind.url, browsers):
+                    found["browsers"].append(await slice_of(kind, seconds))
+    for name, values in found.items():
+        print(f"{name:10} {statistics.median(values):8.3f} us of CPU a message (median of {rounds} slices)")
+    both = {name: [*zip(found[f"{name} 1"], found[f"{name} 2"], strict=True)] for name in ("none", "history")}
+    tell("one without a history to the other", found["none 1"], found["none 2"])
+    tell("with a history to without", [sum(pair) for pair in both["history"]], [sum(pair) for pair in both["none"]])
+    tell(f"with {browsers} browsers to without", found["browsers"], found["history 2"])
+
+
+def tell(what: str, one: list[float], other: list[float]) -> None:
+    """Print a ratio, round by round and of the medians."""
+    ratios = [value / base for value, base in zip(one, other, strict=True)]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    middle = statistics.median(one) / statistics.median(other)
+    print(f"{what}: {middle:.4f} (medians), {statistics.mean(ratios):.4f} +- {error:.4f} (mean of rounds)")
 
 
 async def run(seconds: float, rounds: int, browsers: int) -> None:
-    """Start a server of each kind, and measure."""
+    """Start the servers, and measure."""
     async with AsyncExitStack() as stack:
         kinds: list[Kind] = []
-        for name in ("none", "history", "browsers"):
+        for name in ("none 1", "history 1", "none 2", "history 2"):
             directory = stack.enter_context(tempfile.TemporaryDirectory())
-            server, url = stack.enter_context(serving(directory, history=name != "none"))
+            server, url = stack.enter_context(serving(directory, history="history" in name))
             clients = [await stack.enter_async_context(penstock.connect_async(url)) for _ in range(QUEUES)]
             kinds.append(Kind(name, server.pid, url, clients))
         await measure(kinds, rounds, seconds, browsers)
@@ -146,8 +168,8 @@ async def run(seconds: float, rounds: int, browsers: int) -> None:
 def main() -> None:
     """Measure in turns, and print a ratio for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--browsers", type=int, default=5)
     given = parser.parse_args()
     asyncio.run(run(given.seconds, given.rounds, given.browsers))
