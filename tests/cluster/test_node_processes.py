@@ -1,4 +1,4 @@
-"""Two nodes as processes on a real Kafka: restarted, stopped in mid-air, killed, while a client goes on.
+"""Two nodes as processes on a real Kafka or ZooKeeper: restarted, stopped in mid-air, killed, while a client goes on.
 
 Every message is sent and received by SQS, and counted by its body at the end. How long each failover took is printed,
 not asserted: `tests.cluster.soak` does that on a machine that has nothing else to do.
@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, ProcessNode, until
-from tests.kafka import kafka, unique_prefix  # noqa: F401
-from tools.kafka import KafkaCluster
+from tests.cluster.backends import backend  # noqa: F401
+from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, Backend, ProcessNode, until
+from tests.kafka import unique_prefix
 
 SESSION_S = 10.0
 PAUSE_S = 2.0
@@ -112,9 +111,9 @@ def drained(client: Any, expected: set[str]) -> set[str]:
 
 
 @pytest.fixture
-def pair(kafka: KafkaCluster, tmp_path: Path) -> Iterator[tuple[ProcessNode, ProcessNode]]:  # noqa: F811
+def pair(backend: Backend, tmp_path: Path) -> Iterator[tuple[ProcessNode, ProcessNode]]:  # noqa: F811
     name = unique_prefix("pair")
-    a, b = (ProcessNode(kafka, name, each, tmp_path, session_s=SESSION_S) for each in "ab")
+    a, b = (ProcessNode(backend, name, each, tmp_path, session_s=SESSION_S) for each in "ab")
     try:
         a.start()
         client = sqs(a)
@@ -130,30 +129,26 @@ def pair(kafka: KafkaCluster, tmp_path: Path) -> Iterator[tuple[ProcessNode, Pro
 
 def test_a_node_that_is_restarted_a_node_that_stands_still_and_a_node_that_is_killed(
     pair: tuple[ProcessNode, ProcessNode],
-    kafka: KafkaCluster,  # noqa: F811
 ) -> None:
     a, b = pair
     sent: set[str] = set()
     acked: set[str] = set()
-    _a_pause_of_two_seconds_moves_no_shard(kafka, a, b)
+    _a_pause_of_two_seconds_moves_no_shard(a, b)
     _a_rolling_restart_costs_clients_no_errors(a, b, sent, acked)
     _a_zombie_neither_commits_nor_hands_out(a, b, sent, acked)
     _what_a_killed_node_had_is_served_by_the_other(a, b, sent, acked)
     _a_node_that_is_ready_after_a_total_loss_is_served_in_every_shard(a, b)
 
 
-def _a_pause_of_two_seconds_moves_no_shard(kafka: KafkaCluster, a: ProcessNode, b: ProcessNode) -> None:  # noqa: F811
-    """Of each node, and of the broker. `bench.failover --pauses` does so with three of each."""
-    for pause, go_on in (
-        *((partial(node.signal, signal.SIGSTOP), partial(node.signal, signal.SIGCONT)) for node in (a, b)),
-        (partial(kafka.pause, 0), partial(kafka.resume, 0)),
-    ):
-        before = {node.name: BEGUN.findall(node.log) for node in (a, b)}
-        pause()
+def _a_pause_of_two_seconds_moves_no_shard(a: ProcessNode, b: ProcessNode) -> None:
+    """`bench.failover --pauses` stops brokers as well."""
+    for node in (a, b):
+        before = {each.name: BEGUN.findall(each.log) for each in (a, b)}
+        node.signal(signal.SIGSTOP)
         time.sleep(PAUSE_S)
-        go_on()
+        node.signal(signal.SIGCONT)
         time.sleep(2 * PAUSE_S)
-        assert {node.name: BEGUN.findall(node.log) for node in (a, b)} == before, "a shard has moved"
+        assert {each.name: BEGUN.findall(each.log) for each in (a, b)} == before, "a shard has moved"
 
 
 def _a_rolling_restart_costs_clients_no_errors(a: ProcessNode, b: ProcessNode, sent: set[str], acked: set[str]) -> None:

@@ -19,6 +19,7 @@ import yaml
 
 from docs import monitoring
 from penstock.server.sources import ACCESS_KEY, SECRET_KEY, VARIABLES, gathered
+from tools.debian import DebianError, program
 from tools.image import DOCKERFILE, ImageError, instructions, stages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +145,19 @@ def test_the_unit_starts_stops_and_reloads_the_server() -> None:
     assert "HUP" in service["ExecReload"] and service["DynamicUser"] == "yes"
     assert service["Environment"].split("=")[0] in OURS
     assert int(service["TimeoutStopSec"]) > 10
+
+
+def test_systemd_finds_nothing_in_the_unit(tmp_path: Path) -> None:
+    """It looks for the program, which is not where the unit has it; what it finds is on the error stream."""
+    unit = (DEPLOY / "systemd" / "penstock.service").read_text().replace("/opt/penstock/bin/penstock", sys.executable)
+    (tmp_path / "penstock.service").write_text(unit)
+    try:
+        verify = program("systemd", "systemd-analyze")
+    except DebianError as error:
+        pytest.skip(f"NOT CHECKED: {error}")
+    command = [verify.path, "verify", "--man=no", tmp_path / "penstock.service"]
+    ended = subprocess.run(command, env=verify.environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

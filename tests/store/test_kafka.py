@@ -199,7 +199,7 @@ def home(options: KafkaOptions, tmp_path: Path) -> Path:
     """A cache that is up to date, closed."""
     with closing(open_kafka(options, 0, tmp_path)) as store:
         store.commit(changes_of({b"c/1": b"one"}, {b"r": b"1", b"gone": b""}))
-        store.apply_now()
+        store._store.apply_now()
         store.commit(changes_of({b"c/2": b"two"}, {b"r": b"2", b"gone": None}))
     return tmp_path / "shard-0"
 
@@ -345,7 +345,7 @@ def test_reading_again_what_the_table_has_does_no_harm(options: KafkaOptions, tm
         )
         store.commit(changes)
         model = model.after(changes)
-        store.apply_now()
+        store._store.apply_now()
         positions.append((home / POSITION_NAME).read_bytes())
     store.close()
     assert len(set(positions)) == len(positions)
@@ -374,7 +374,7 @@ def test_a_full_disk_keeps_nobody_from_committing_only_the_position_stays_behind
         patch.setattr("penstock.store.kafka.write_position", full)
         with closing(open_kafka(options, 0, home.parent)) as store:
             store.commit(changes_of({b"c/3": b"three"}))
-            store.apply_now()
+            store._store.apply_now()
     assert position_of(home) == before
     assert reopened(options, home) == Model({**MODEL.chunks, b"c/3": b"three"}, MODEL.records)
 
@@ -506,7 +506,7 @@ def test_a_cache_that_ends_in_the_middle_of_a_commit_with_large_values_catches_u
 def test_a_dropped_prefix_leaves_nothing_in_the_log(options: KafkaOptions, tmp_path: Path) -> None:
     with closing(open_kafka(options, 0, tmp_path)) as store:
         store.commit(changes_of({b"a/%d" % number: b"x" for number in range(50)}, {b"a/r": b"x", b"b/r": b"kept"}))
-        store.apply_now()
+        store._store.apply_now()
         store.commit(changes_of({b"a/50": b"x", b"b/1": b"kept"}, {b"a/s": b"x"}))
         store.commit(changes_of({b"a/51": b"kept"}, dropped=[b"a/"]))
     assert sorted(live_messages(options, options.data_topic).values()) == [b"kept", b"kept"]

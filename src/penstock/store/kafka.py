@@ -95,10 +95,6 @@ class KafkaStore(ReadThrough):
         fenced_s = self._journal.fenced_s
         return 0.0 if fenced_s is None else time.monotonic() - fenced_s
 
-    def apply_now(self) -> None:
-        """Bring the cache up to the last commit."""
-        self._store.apply_now()
-
     def close(self, *, apply: bool = True) -> None:
         """Bring the cache up to date, and let go. The shard stays ours until somebody else takes it."""
         self._store.close(apply=apply)

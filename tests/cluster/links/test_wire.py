@@ -16,6 +16,7 @@ from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.links import wire
 from penstock.cluster.links.link import Link, NotReached
 from penstock.cluster.links.server import LinkServer
+from penstock.cluster.node import IS_SERVED
 from penstock.core import commands
 from penstock.core.commands import Command, Delivery, Failure, Once, Run, Seen, Span
 from penstock.core.delivery.states import State
@@ -120,6 +121,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.RecallWork(mark=("name", 7)), commands.AlreadyDone("name", 7)),
     (commands.RecallWork(), None),
     (commands.LastMark(name="name"), -1),
+    (commands.StageWork(name="name", sends=[SEND], stage=3, send_shards=[1]), commands.Staged(3, "it is FIFO")),
     (commands.ReadOutbox(target=3, after=4, limit_bytes=5), ENTRIES),
     (commands.ForgetOutbox(target=3, up_to=4), 5),
     (commands.TallyQueues(after="a", limit=2), [commands.QueueTally("b", 1, 5, 3, 30, 0, 1, 1, 1, 9, 4, 1, 1)]),
@@ -403,3 +405,8 @@ def test_bytes_that_are_no_replies_are_refused(payload: bytes, kind: type[Comman
             unpack_reply(kind, raw)
     except BadAnswer:
         pass
+
+
+def test_what_a_node_asks_before_it_is_ready_is_known_to_nodes_of_every_build() -> None:
+    """Else a node that is upgraded first never gets ready."""
+    assert type(IS_SERVED) not in wire.SINCE and commands.TallyQueues in wire.SINCE

@@ -242,7 +242,11 @@ class RemoteCaller(Calling):
             self._loop.call_soon(settle, None, NotSent("the connection was closed: connect again"))
             return outstanding
         self._outgoing.append(outstanding)
-        self._flush_soon()
+        if not self._is_flush_planned:  # as `_flush_soon`, which costs a call
+            self._is_flush_planned = True
+            self._loop.call_soon(self.flush)
+        if self._sweeper is None:
+            self._sweep_later()
         if self._link is None:
             self._reconnect_soon()
         return outstanding

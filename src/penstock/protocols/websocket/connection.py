@@ -34,7 +34,7 @@ from websockets.server import ServerProtocol
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
 from penstock.server.settings import WebsocketSettings
 from penstock.server.tasks import READ_FIRST_S, STOOD_STILL_S
-from penstock.wire.frames import Frames, frame_head
+from penstock.wire.frames import SHORT_HEADS, Frames, frame_head
 
 log = logging.getLogger("penstock.websocket")
 
@@ -357,7 +357,8 @@ class Connection:
 
     def write(self, frame: bytes) -> None:
         """Write a binary frame; only while `can_write`."""
-        head = frame_head(len(frame))
+        length = len(frame)
+        head = SHORT_HEADS[length] if length < len(SHORT_HEADS) else frame_head(length)
         if len(frame) < _LARGE_BYTES:
             self._transport.write(head + frame)
         else:
