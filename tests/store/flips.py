@@ -125,11 +125,16 @@ def fill(driver: BrokerDriver) -> None:
     driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=work, bodies=[b"marked"])], mark=("stream", 7)))
     driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=here("away", 1), bodies=[b"to another shard"])]))
     driver.do(c.Send(queue=work, bodies=[b"named"], once=c.Once("client", 1)))
+    large = [c.Send(queue=here("large"), bodies=[b"staged %d" % number for number in range(3)])]
+    staged = driver.do(c.StageWork(name="large", sends=large, send_shards=[0]))
+    driver.do(c.CommitWork(acks=[], sends=[], mark=("large", 1), stage=staged.stage))
     driver.send(bytes(range(256)) * 20, queue=work)
 
 
 def go_on(driver: BrokerDriver) -> None:
     """Something of all that once more, for the journal alone."""
+    large = [c.Send(queue=here("large"), bodies=[b"not committed"])]
+    driver.do(c.StageWork(name="large", sends=large, send_shards=[0]))
     work, once = here("work"), here("once")
     driver.create(here("late"))
     driver.send(b"late", queue=here("late"))
