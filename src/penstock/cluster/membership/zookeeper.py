@@ -95,7 +95,9 @@ class ZooKeeperEngine:
         return ZooKeeperInspection(self._options)
 
     def close(self) -> None:
+        """End the session. Who takes a shard over then does not wait: so whoever has opened it just now does."""
         if self.client is not None:
+            time.sleep(max(0.0, self.opened_s + QUIET_S - time.monotonic()))
             disconnect(self.client)
 
 
@@ -374,7 +376,7 @@ class ZooKeeperMembership:
             return self._written.wait_for(lambda: not self._waiting, timeout_s)
 
     async def stop(self) -> None:
-        """End the session. Who takes a shard over does not wait then: so whoever had it waits, if that is needed."""
+        """End the thread. The session ends with the engine: until then shards may be served."""
         self._stopping.set()
         self._news.put(None)
         if self._thread.ident is not None:
@@ -394,9 +396,6 @@ class ZooKeeperMembership:
         finally:
             self.controller.step_down()
             self._client.remove_listener(self._state_changed)
-            time.sleep(max(0.0, self._engine.opened_s + QUIET_S - time.monotonic()))
-            with contextlib.suppress(*_FAILURES):
-                self._end_session()
 
     def _state_changed(self, state: str) -> None:
         """In the client's thread. What was watched is not watched any more."""
@@ -450,23 +449,24 @@ class ZooKeeperMembership:
         self._tell(self._listeners.on_session_over)
 
     def _begin_session(self, owner: int) -> None:
-        directory, begins = sessions_path(self._options), f"{self._node}-"
-        for name in self._client.get_children(directory):  # one whose making was not answered
-            if SessionName.of(name).node == self._node:
-                found = self._client.exists(f"{directory}/{name}")
-                if found is not None and found.ephemeralOwner == owner:
-                    self._client.delete(f"{directory}/{name}")
-        path = self._client.create(f"{directory}/{begins}", b"", ephemeral=True, sequence=True)
+        directory = sessions_path(self._options)
+        path = self._found_session(directory, owner)
+        if path is None:
+            path = self._client.create(f"{directory}/{self._node}-", b"", ephemeral=True, sequence=True)
         if self._client.client_id[0] != owner:
             return  # another one by now: look again
         self._owner = owner
         self._must_read_all = True
         self._engine.session = NodeSession(path, round(self._session_timeout_s * 1_000))
 
-    def _end_session(self) -> None:
-        session, self._engine.session = self._engine.session, None
-        if session is not None and self._client.connected:
-            self._client.delete(session.path)
+    def _found_session(self, directory: str, owner: int) -> str | None:
+        """One that is there already: its making, or its end, was not answered."""
+        for name in sorted(self._client.get_children(directory), key=SessionName.of):
+            if SessionName.of(name).node == self._node:
+                found = self._client.exists(f"{directory}/{name}")
+                if found is not None and found.ephemeralOwner == owner:
+                    return f"{directory}/{name}"
+        return None
 
     def _lead(self, is_controller: bool) -> None:
         if is_controller != self._is_controller:
