@@ -437,7 +437,11 @@ class _Salvage:
     def _damaged_queues(self) -> set[int]:
         """The queues that are not copied as they are. Without its name, or in part, a queue is none."""
         groups = {group for group in self._raw_directory.suspects if len(group) == NUMBER_BYTES and group[0] != _OUTBOX}
-        there = {int.from_bytes(group, "big") for group in self._by_group if len(group) == NUMBER_BYTES}
+        there = {
+            int.from_bytes(group, "big")
+            for group in self._by_group
+            if len(group) == NUMBER_BYTES and group[0] != _OUTBOX
+        }
         named = {keys.number_of(key) for key in self._records if key[0] == Kind.QUEUE}
         damaged = {int.from_bytes(group, "big") for group in groups} | ((there | self._chunks.keys()) - named)
         damaged |= {queue_id for queue_id in self._lost if queue_id >> 56 != _OUTBOX}
@@ -457,7 +461,8 @@ class _Salvage:
         whole_outbox = not {bytes([Kind.OUTBOX]), bytes([Kind.OUTBOX_TARGET])} & self._raw_directory.suspects
         for key, value in self._records.items():
             kind, number = key[0], keys.number_of(key)
-            if kind in (Kind.OUTBOX, Kind.OUTBOX_TARGET) and not whole_outbox:
+            is_of_outbox = kind in (Kind.OUTBOX, Kind.OUTBOX_TARGET) or number >= keys.OUTBOX_QUEUES
+            if is_of_outbox and not whole_outbox:
                 continue
             if kind in set(Kind) and not (kind in keys.OF_A_QUEUE and number in damaged):
                 changes.put_record(key, value)

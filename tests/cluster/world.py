@@ -13,7 +13,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,13 @@ def _last_of(log: str) -> str:
 
 @contextmanager
 def world(
-    brokers: int, directory: Path, session_s: float, *, engine: str = "kafka", has_small_disks: bool = False
+    brokers: int,
+    directory: Path,
+    session_s: float,
+    *,
+    engine: str = "kafka",
+    has_small_disks: bool = False,
+    properties: Mapping[str, object] | None = None,
 ) -> Iterator[World]:
     """Brokers that run, proxies, and nodes that were not started yet. Without brokers: one server."""
     if not brokers:
@@ -292,8 +298,13 @@ def world(
         fronts = {f"NODE_{name.upper()}": [proxy.port for proxy in proxies] for name, proxies in paths.items()}
         backend: KafkaCluster | ZooKeeperEnsemble
         if engine == "kafka":
-            quick = (QUICK_TO_START,)
-            backend = KafkaCluster(brokers, fronts=fronts, java_options=quick, disks=dict(enumerate(places)))
+            backend = KafkaCluster(
+                brokers,
+                properties=properties,
+                fronts=fronts,
+                java_options=(QUICK_TO_START,),
+                disks=dict(enumerate(places)),
+            )
         else:
             backend = ZooKeeperEnsemble(brokers)
         stack.callback(backend.close)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import (
     ClusterRecord,
     Ledger,
@@ -17,7 +18,6 @@ from penstock.cluster.membership.ledger import (
     ShardRecord,
     encode,
 )
-from penstock.cluster.placement.kafka import kafka_controller
 from penstock.cluster.placement.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
 
@@ -207,7 +207,7 @@ def test_a_shard_that_its_owner_could_not_open_goes_to_another_node_however_busy
         ledger.apply(offset, key, encode(record))
     options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
     controller = kafka_controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
-    controller._authority.alive = lambda now_s: {"a", "b"}  # type: ignore[method-assign]
+    controller.liveness.presume("ab", 0.0)
     written: dict[str, Record] = {}
     controller._write = written.update  # type: ignore[method-assign, assignment]
     controller._decide(0.0)

@@ -2,15 +2,11 @@
 
 One thread for each node does all of it:
 
-- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Whoever is in
-  the group is alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
-  as well. The consumer reads nothing.
-- A second consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
+- A consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
   in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
-- A producer writes what the node has to say.
-
-A node whose event loop stands still does not look alive for long: the group's consumer is polled only while the loop
-beats.
+- The same thread is the *controller* (`controller.py`), if this node is it.
+- A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
+  so a node whose loop stands still is silent (`liveness.py`).
 """
 
 from __future__ import annotations
@@ -21,19 +17,19 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from penstock.cluster.membership.base import Batch, Listeners
-from penstock.cluster.membership.group import nodes_group
+from penstock.cluster.membership.base import Batch, Listeners, NotWritten
 from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.placement.kafka import kafka_controller
+from penstock.cluster.placement.controller import Controller
 from penstock.core.errors import PenstockError
+from penstock.core.storage.chunk import Chunk
 from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable, LogUnsafe
@@ -48,7 +44,6 @@ PAUSE_S = 1.0
 """After something failed."""
 ADMIN_S = 30.0
 SEGMENT_BYTES = 16 << 20
-POLL_INTERVAL_S_MIN = 30.0
 _BEGINNING = -2
 
 log = logging.getLogger("penstock.cluster")
@@ -71,7 +66,7 @@ class KafkaEngine:
         self._topics = prepare_topics(self._options)
 
     def open_store(self, shard: int) -> Store:
-        return open_kafka(self._options, shard, self._data, topics=self._topics)
+        return open_kafka(self._options, shard, self._data, topics=self._topics, check_chunk=Chunk.decode)
 
     def join(self, node: str, session_timeout_s: float, cool_down_s: float, listeners: Listeners) -> KafkaMembership:
         return KafkaMembership(self._options, node, session_timeout_s, cool_down_s, listeners)
@@ -96,7 +91,6 @@ class KafkaMembership:
     ) -> None:
         self._options = options
         self._node = node
-        self._session_timeout_s = session_timeout_s
         self._on_records = listeners.on_records
         self._on_failed = listeners.on_failed
         self._loop = asyncio.get_running_loop()
@@ -110,7 +104,6 @@ class KafkaMembership:
         self._end = 0
         self.has_caught_up = False
         """Whether the loop has heard of everything that was in the topic at the start."""
-        self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
@@ -119,10 +112,6 @@ class KafkaMembership:
     def start(self) -> None:
         """Join."""
         self._thread.start()
-
-    def beat(self) -> None:
-        """The event loop is alive."""
-        self._beat_s = time.monotonic()
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -134,7 +123,7 @@ class KafkaMembership:
         return bool(await asyncio.to_thread(self._producer.flush, timeout_s) == 0)
 
     async def stop(self) -> None:
-        """Leave the group, and end the thread."""
+        """End the thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
@@ -142,13 +131,12 @@ class KafkaMembership:
     # -- the thread --
 
     def _run(self) -> None:
-        reader = group = None
+        reader = None
         try:
             make_partitions_topic(self._options)
             reader = self._open_reader()
-            group = self._open_group()
             while not self._stopping.is_set():
-                self._turn(reader, group)
+                self._turn(reader)
         except Exception as error:
             if isinstance(error, PenstockError):  # it says what is wrong
                 log.error("the node cannot join the cluster: %s", error)
@@ -157,16 +145,13 @@ class KafkaMembership:
             self._tell(self._on_failed, error)
         finally:
             self.controller.step_down()
-            for consumer in (group, reader):
-                if consumer is not None:
-                    consumer.close()
+            if reader is not None:
+                reader.close()
             self._producer.flush(PAUSE_S)
 
-    def _turn(self, reader: Consumer, group: Consumer) -> None:
+    def _turn(self, reader: Consumer) -> None:
         try:
             self._read(reader)
-            if time.monotonic() - self._beat_s < self._session_timeout_s:
-                self._note(group.poll(0))
             self._producer.poll(0)
             if self._is_current:
                 self.controller.turn()
@@ -195,6 +180,7 @@ class KafkaMembership:
         if batch:
             self._tell(self._on_records, batch)
         if self._is_current and not was_current:
+            self.controller.caught_up()
             self._tell(self._caught_up, [])
 
     def _caught_up(self, nothing: Batch) -> None:
@@ -230,48 +216,80 @@ class KafkaMembership:
         reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
         return reader
 
-    def _open_group(self) -> Consumer:
-        session_ms = round(self._session_timeout_s * 1_000)
-        group = Consumer(
-            self._properties(
-                **{
-                    "group.id": nodes_group(self._options),
-                    "session.timeout.ms": session_ms,
-                    "heartbeat.interval.ms": max(100, session_ms // 10),
-                    **self._socket_timeouts(session_ms),
-                    "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
-                    "partition.assignment.strategy": "cooperative-sticky",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "latest",
-                }
-            )
-        )
-        group.subscribe(
-            [self._options.partitions_topic],
-            on_assign=self._assigned,
-            on_revoke=lambda consumer, partitions: self.controller.step_down(),
-            on_lost=lambda consumer, partitions: self.controller.step_down(),
-        )
-        return group
-
-    def _socket_timeouts(self, answer_ms: int) -> dict[str, int]:
-        """How long a coordinator that stands still is believed in, unless the properties say it."""
-        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
-        return {name: answer_ms for name in names if name not in self._options.properties}
-
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign(partitions)
-        if partitions:
-            consumer.pause(partitions)
-            self.controller.step_up()
-
     def _properties(self, **more: object) -> dict[str, object]:
-        return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
+        """A broker that stands still is not believed in for longer than whoever commits would."""
+        patience = {name.replace("_", "."): each for name, each in self._options.answer_timeouts().items()}
+        patience.pop("request.timeout.ms", None)
+        return {**patience, **self._options.client_properties(), "client.id": self._node, "logger": log, **more}
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:
     if error is not None:
         log.error("the record %r could not be written to the partitions topic: %s", message.key(), error)
+
+
+# -- deciding ----------------------------------------------------------------------------------------------------------
+
+
+ASK_S = 10.0
+"""How long Kafka may take to take a decision."""
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._STATE}
+)
+
+
+def kafka_controller(
+    options: KafkaOptions, node: str, ledger: Ledger, session_timeout_s: float, cool_down_s: float
+) -> Controller:
+    """A controller of a cluster in Kafka."""
+    authority = KafkaAuthority(options, node, session_timeout_s)
+    return Controller(authority, options.cluster, options.shards, node, ledger, session_timeout_s, cool_down_s)
+
+
+class KafkaAuthority:
+    """A producer with the transactional id that all controllers share. An `Authority`."""
+
+    def __init__(self, options: KafkaOptions, node: str, session_timeout_s: float) -> None:
+        self._options = options
+        self._node = node
+        self._transaction_s = max(session_timeout_s, 1.0)
+        self._producer: Producer | None = None
+
+    def take_over(self) -> None:
+        self._producer = Producer(
+            {
+                **self._options.client_properties(),
+                "client.id": self._node,
+                "transactional.id": f"{self._options.cluster}-controller",
+                "transaction.timeout.ms": round(self._transaction_s * 1_000),
+                "acks": "all",
+                "linger.ms": 0,
+                "logger": log,
+            }
+        )
+        with _as_not_written():
+            self._producer.init_transactions(ASK_S)
+
+    def write(self, records: Mapping[str, Record]) -> None:
+        assert self._producer is not None
+        with _as_not_written():
+            self._producer.begin_transaction()
+            for key, record in records.items():
+                self._producer.produce(self._options.partitions_topic, key=key.encode(), value=encode(record))
+            self._producer.commit_transaction(ASK_S)
+
+    def members(self) -> set[str] | None:
+        return None
+
+
+@contextlib.contextmanager
+def _as_not_written() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        told: KafkaError = error.args[0]
+        what = "the controller was fenced, or has failed" if told.code() in _FENCED or told.fatal() else "not written"
+        raise NotWritten(f"a decision: {what}: {told}") from error
 
 
 # -- the topic ---------------------------------------------------------------------------------------------------------

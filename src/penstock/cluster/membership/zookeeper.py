@@ -1,6 +1,6 @@
 """A cluster in ZooKeeper: nodes are ephemeral znodes, and what the cluster says of itself is a tree of small ones.
 
-    /penstock/<cluster>/sessions/<node>-<number>   a node that is alive; the lowest number is the controller's
+    /penstock/<cluster>/sessions/<node>-<number>   a node that may be alive
     /penstock/<cluster>/map/<key>                  the records of `ledger.py`, as `map/shard/3` or `map/node/a`
     /penstock/<cluster>/<shard>/                   a shard (`store/zookeeper.py`)
 
@@ -10,8 +10,9 @@ the node is the controller, it decides.
 
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
-controller gives them to others, and the other nodes end the sessions of the connections that it had. A node whose event
-loop stands still takes its own session away. A node that gets a new session gives up what it had, and begins again.
+controller gives them to others, and the other nodes end the sessions of the connections that it had. Most often a dead
+node is found earlier, as in Kafka (`liveness.py`). A node that gets a new session gives up what it had, and begins
+again.
 
 A record's number is the transaction that wrote it (zxid), so maps of all nodes have the same versions. That of a record
 that is gone is that of the last change among its neighbours.
@@ -264,7 +265,8 @@ class ZooKeeperAuthority:
         self._path = path
         self._version: int | None = None
         """Of `controller`; None while it is not there."""
-        self.members: set[str] | None = None
+        self.nodes: set[str] = set()
+        """Those that have a session."""
 
     def take_over(self) -> None:
         with self._in_words("the controller could not take over"):
@@ -296,14 +298,8 @@ class ZooKeeperAuthority:
             raise NotWritten(f"another controller decides, or the map has changed: {said(failed[0])}")
         self._version = version
 
-    def drop(self) -> None:
-        """Nothing is left behind."""
-
-    def heard(self, name: str) -> None:
-        """Sessions say who is alive."""
-
-    def alive(self, now_s: float) -> set[str] | None:
-        return self.members
+    def members(self) -> set[str] | None:
+        return self.nodes
 
     @contextlib.contextmanager
     def _in_words(self, what: str) -> Iterator[None]:
@@ -346,21 +342,17 @@ class ZooKeeperMembership:
         self._owner = 0
         """The session of ZooKeeper in which this node's znode is."""
         self._must_read_all = True
+        self._has_read = False
         self.has_caught_up = False
-        self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._authority = ZooKeeperAuthority(self._client, self._records, map_path(options))
         self.controller = Controller(
             self._authority, options.cluster, options.shards, node, self._ledger, session_timeout_s, cool_down_s
         )
-        self._is_controller = False
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    def beat(self) -> None:
-        self._beat_s = time.monotonic()
 
     def publish(self, key: str, record: Record | None) -> None:
         with self._written:
@@ -416,7 +408,7 @@ class ZooKeeperMembership:
             self._must_read_all = True
             self._stopping.wait(PAUSE_S)
             return
-        if self._engine.session is not None:
+        if self._has_read and self._engine.session is not None:
             self.controller.turn()
 
     def _await_news(self) -> set[str]:
@@ -432,20 +424,17 @@ class ZooKeeperMembership:
     # -- this node's session --
 
     def _keep_session(self) -> None:
-        is_well = time.monotonic() - self._beat_s < self._session_timeout_s
         owner = self._client.client_id[0]
         session = self._engine.session
-        if session is not None and (owner != self._owner or not is_well):
+        if session is not None and owner != self._owner:
             log.warning("node %s has lost its session: it gives up its shards", self._node)
             self._lose_session()
-            if owner == self._owner:
-                self._client.delete(session.path)
-        if self._engine.session is None and is_well:
+        if self._engine.session is None:
             self._begin_session(owner)
 
     def _lose_session(self) -> None:
         self._engine.session = None
-        self._lead(False)
+        self.controller.step_down()
         self._tell(self._listeners.on_session_over)
 
     def _begin_session(self, owner: int) -> None:
@@ -468,11 +457,6 @@ class ZooKeeperMembership:
                     return f"{directory}/{name}"
         return None
 
-    def _lead(self, is_controller: bool) -> None:
-        if is_controller != self._is_controller:
-            self._is_controller = is_controller
-            (self.controller.step_up if is_controller else self.controller.step_down)()
-
     # -- reading and writing --
 
     def _read(self, changed: set[str]) -> None:
@@ -484,9 +468,14 @@ class ZooKeeperMembership:
         batch = self._records.read_all() if reads_all else self._records.read(changed)
         for record in batch:
             self._ledger.apply(*record)
+            kind, _, name = record[1].partition("/")
+            if kind == "load" and record[2] is not None and self._has_read:  # before, it may have been said long ago
+                self.controller.heard(name)
         if batch:
             self._tell(self._listeners.on_records, batch)
-        if not self.has_caught_up and reads_all:
+        if reads_all and not self._has_read:
+            self._has_read = True
+            self.controller.caught_up()
             self._tell(self._caught_up)
 
     def _caught_up(self) -> None:
@@ -499,13 +488,12 @@ class ZooKeeperMembership:
         nodes = {name.node for name in names}
         if gone := self._sessions - nodes:
             self._tell(self._listeners.on_gone, gone)
-        self._sessions = self._authority.members = nodes
+        self._sessions = self._authority.nodes = nodes
         session = self._engine.session
         own = None if session is None else SessionName.of(session.path.rpartition("/")[2])
         if own is not None and own not in names:
             log.warning("node %s has no session any more: it gives up its shards", self._node)
             self._lose_session()
-        self._lead(own is not None and own == min(names, default=own))
 
     def _heard(self, event: Any) -> None:
         self._members_changed.set()
