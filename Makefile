@@ -154,7 +154,7 @@ cluster-test-shards: $(INSTALLED)
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq --ignore=tests/protocols/nsq/clients
 
-cluster-soak: $(INSTALLED) ## Break nodes, brokers (with Kafka's default settings), servers of ZooKeeper and networks of a cluster under load, in 25 ways for SOAK_SECONDS each; count every message
+cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default settings) and networks of a cluster under load, in 25 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka

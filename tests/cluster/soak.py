@@ -28,7 +28,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import penstock
@@ -104,8 +103,14 @@ def run(
 ) -> Report:
     """One configuration, from nothing to the report. `properties` are the brokers'."""
     chance, books = random.Random(f"{chosen.name} {seed}"), Books()
-    world_of = partial(world, chosen.brokers, directory, session_s, engine=chosen.engine)
-    with world_of(has_small_disks=chosen.has_small_disks, properties=properties) as found:
+    with world(
+        chosen.brokers,
+        directory,
+        session_s,
+        engine=chosen.engine,
+        has_small_disks=chosen.has_small_disks,
+        properties=properties,
+    ) as found:
         found.start()
         create_queues(found.ports["a"].http)
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
