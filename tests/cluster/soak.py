@@ -23,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,11 @@ import penstock
 from tests.cluster.books import Books, Report
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.ownership.fencing import Rules, search
+from tests.cluster.witness import Witness
 from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
+from tools.kafka import DEFAULT_SETTINGS
 
-SESSION_S = 6.0
+SESSION_S = 10.0
 SERVICE_S_MAX = 90.0
 DRAIN_S_MAX = 120.0
 REST_S_MAX = 45.0
@@ -78,27 +81,41 @@ CONFIGURATIONS = (
 )
 
 
-def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, directory: Path) -> Report:
-    """One configuration, from nothing to the report."""
+def run(
+    chosen: Configuration,
+    seed: int,
+    seconds: float,
+    *,
+    session_s: float,
+    directory: Path,
+    properties: Mapping[str, object] | None = None,
+) -> Report:
+    """One configuration, from nothing to the report. `properties` are the brokers'."""
     chance, books = random.Random(f"{chosen.name} {seed}"), Books()
-    with world(chosen.brokers, directory, session_s, has_small_disks=chosen.has_small_disks) as found:
+    small = chosen.has_small_disks
+    with world(chosen.brokers, directory, session_s, has_small_disks=small, properties=properties) as found:
         found.start()
         create_queues(found.ports["a"].http)
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
+        witness = Witness([{"sqs": it.sqs, "http": it.http, "nsq": it.nsq} for it in found.ports.values()])
         try:
             books.begin()
+            witness.start()
             _make_faults(found, books, chosen, chance, seconds)
             unserved = _await_service(found, books)
             for load in loads:
                 load.stop_sending()
             books.end()
+            witness.stop()
             left = _drain(found, books)
         finally:
             for load in loads:
                 load.stop()
             for load in loads:
                 found.remarks += load.join()
-        return books.report(chosen.name, seed, left, unserved, found.remarks)
+        report = books.report(chosen.name, seed, left, unserved, [*found.remarks, *witness.lines()])
+        report.violations["witness"] = witness.problems
+        return report
 
 
 def _make_faults(found: World, books: Books, chosen: Configuration, chance: random.Random, seconds: float) -> None:
@@ -155,6 +172,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=None, help="the first of them; at random if not given")
     parser.add_argument("--config", action="append", help="only this configuration; may be given several times")
     parser.add_argument("--session", type=float, default=SESSION_S, help="the nodes' session timeout in seconds")
+    parser.add_argument("--quick", action="store_true", help="brokers that notice losses sooner than Kafka's do")
     parser.add_argument("--keep", type=Path, help="where to keep the nodes' logs")
     parser.add_argument("--no-model", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the configurations")
@@ -179,7 +197,15 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name:
         directory, is_good = Path(name), False
         try:
-            report = run(configuration, seed, given.seconds, session_s=given.session, directory=directory)
+            properties = None if given.quick else DEFAULT_SETTINGS
+            report = run(
+                configuration,
+                seed,
+                given.seconds,
+                session_s=given.session,
+                directory=directory,
+                properties=properties,
+            )
             is_good = report.is_good
             print(report, flush=True)
         except Exception as error:

@@ -12,7 +12,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -263,7 +263,14 @@ def _last_of(log: str) -> str:
 
 
 @contextmanager
-def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: bool = False) -> Iterator[World]:
+def world(
+    brokers: int,
+    directory: Path,
+    session_s: float,
+    *,
+    has_small_disks: bool = False,
+    properties: Mapping[str, object] | None = None,
+) -> Iterator[World]:
     """Brokers that run, proxies, and nodes that were not started yet. Without brokers: workers."""
     if not brokers:
         workers = WorkersWorld(directory)
@@ -278,7 +285,13 @@ def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: b
         paths = {name: [_proxy(stack) for _ in range(brokers)] for name in NAMES}
         links = {name: _proxy(stack) for name in NAMES}
         fronts = {f"NODE_{name.upper()}": [proxy.port for proxy in proxies] for name, proxies in paths.items()}
-        kafka = KafkaCluster(brokers, fronts=fronts, java_options=(QUICK_TO_START,), disks=dict(enumerate(places)))
+        kafka = KafkaCluster(
+            brokers,
+            properties=properties,
+            fronts=fronts,
+            java_options=(QUICK_TO_START,),
+            disks=dict(enumerate(places)),
+        )
         stack.callback(kafka.close)
         found = World(kafka, paths, links)
         found.session_s, found.disks = session_s, disks

@@ -77,5 +77,5 @@ def test_two_nodes_do_not_share_a_directory(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_a_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=f"cannot open {tmp_path / 'file'}"):
+    with pytest.raises(StoreError, match=f"{tmp_path / 'file'} is a file: name a directory"):
         lock_for_node(tmp_path / "file")

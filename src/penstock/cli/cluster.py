@@ -57,8 +57,7 @@ def _gaps(found: Inspection) -> Iterator[str]:
     if found.unread is not None:
         yield f"the partitions topic cannot be read ({found.unread}): who serves which shard is not known"
     if found.silence is not None:
-        known = "none is known" if found.unread is not None else "known are those that were heard just now"
-        yield f"Kafka does not say which nodes are alive ({found.silence}); {known}"
+        yield f"the partitions topic does not say which nodes are alive: {found.silence}"
 
 
 @clusters.command()

@@ -1,11 +1,11 @@
 """A node of a cluster: as `server/node.py`, with its shards in Kafka, and the others' behind links.
 
-It starts in this order: the topics are looked at, the link server listens, the node joins the group and reads the
-partitions topic. When every shard is served by somebody, its front ends listen. They talk to the router.
+It starts in this order: the topics are looked at, the link server listens, the node reads the partitions topic and
+says that it is there. When every shard is served by somebody, its front ends listen. They talk to the router.
 
 It stops in this order, so that clients notice nothing: it says that it drains, and goes on serving while the controller
 moves its shards away one by one; when none is left, or after `stop_grace_s`, it stops as any node does, releases what
-is left in writing, says that it is gone, and leaves the group.
+is left in writing, and says that it is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
-from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of, link_tls
+from penstock.cluster.links.settings import LinkIdentity, holder_of, limits_within, link_tls
 from penstock.cluster.membership.ledger import (
     Ledger,
     LoadOfShard,
@@ -44,6 +44,7 @@ from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue, TallyQueues
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
+from penstock.core.storage.chunk import Chunk
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
 from penstock.server.metrics import traffic_families
@@ -61,6 +62,8 @@ SMOOTH_S = 20.0
 """Over what time rates are smoothed: a burst is no reason to move a shard."""
 BEAT_S = 1.0
 """How often a node says what its shards have to do."""
+WATCH_S = 0.25
+"""How often it looks at links to nodes that it watches."""
 LINK_RETRY_TIMEOUT_S = 1.0
 """How long a command waits for a node that cannot be reached, before the router looks at the map again."""
 WISH_S_MAX = 10.0
@@ -104,9 +107,10 @@ class ClusterNode(Node):
         """The nodes that have spoken since this one has read what was said before, and when they did last."""
         self._loads = LoadMeter()
         self._recorder: Callable[[], Recorder] | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._rounds: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._failure: Exception | None = None
+        self._own_url = ""
         self.maps: KafkaMaps
         self.ownership: Ownership
         self._membership: Membership
@@ -142,14 +146,16 @@ class ClusterNode(Node):
             self.maps.ledger,
             host,
             self._say,
-            lambda shard: open_kafka(self._options, shard, data, topics=topics),
+            lambda shard: open_kafka(self._options, shard, data, topics=topics, check_chunk=Chunk.decode),
             self._clock,
             handover_s=cluster.session_timeout_s,
+            proof_s=cluster.proof_s,
             on_served=self._on_served,
         )
         self._opened.push_async_callback(self._leave)
         self._membership.start()
-        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        loop = asyncio.get_running_loop()
+        self._rounds = [loop.create_task(self._beat()), loop.create_task(self._watch())]
         await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
         self._check_cluster()
         self._withdraw_stale()
@@ -210,7 +216,8 @@ class ClusterNode(Node):
         self._identity = LinkIdentity(cluster.name, self._name, secret_bytes, tls=link_tls(cluster))
         self._links: dict[str, Link] = {}
         self._links_place = RouterPlace(host)
-        server = self._link_server = LinkServer(self._links_place, self._identity)
+        limits = limits_within(cluster.silence_s)
+        server = self._link_server = LinkServer(self._links_place, self._identity, limits)
         try:
             address = await server.start(f"{_bracketed(cluster.link_host)}:{cluster.link_port}")
         except OSError as error:
@@ -241,7 +248,8 @@ class ClusterNode(Node):
             raise refusals[name]
 
     def _new_link(self, address: str) -> Link:
-        link = Link(address, self._identity, LinkLimits(retry_timeout_s=LINK_RETRY_TIMEOUT_S))
+        limits = limits_within(self._settings.cluster.silence_s, LINK_RETRY_TIMEOUT_S)
+        link = Link(address, self._identity, limits)
         link.remote_calls = self._links_place
         return link
 
@@ -269,12 +277,13 @@ class ClusterNode(Node):
                 await asyncio.wait_for(self._news.wait(), 1.0)
 
     async def _listen(self) -> dict[str, Address]:
-        self.services.partition_maps = _RestMaps(self.maps)
+        self.services.partition_maps = _RestMaps(self.maps, lambda: self._own_url)
         self.services.cluster = _LiveView(
             self.maps.ledger, self._options.cluster, self._heard, self._settings.cluster.session_timeout_s, self._wish
         )
         self.services.metric_sources += [self._shard_metrics, self._router.families]
         listening = await super()._listen()
+        self._own_url = self._reachable(listening["http"]) if "http" in listening else ""
         urls = {name: self._reachable(address) for name, address in listening.items()}
         self._record_of_node = msgspec.structs.replace(self._record_of_node, urls=urls)
         self._publish()
@@ -322,8 +331,8 @@ class ClusterNode(Node):
 
     async def _leave(self) -> None:
         await self.ownership.close()
-        if self._beating is not None:
-            self._beating.cancel()
+        for each in self._rounds:
+            each.cancel()
         self._publish("gone")
         await self._membership.flush(BEAT_S * 5)
         await self._membership.stop()
@@ -394,11 +403,22 @@ class ClusterNode(Node):
         """Show, again and again, that the loop is alive, and what there is to do."""
         loop = asyncio.get_running_loop()
         while True:
-            self._membership.beat()
             loads = self._loads.measure(self.ownership.owned_shards, loop.time())
             with contextlib.suppress(BufferError):
                 self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
             await asyncio.sleep(BEAT_S)
+
+    async def _watch(self) -> None:
+        """See by its link whether a node lives: each node, if this one is the controller; else the controller."""
+        silence_s = self._settings.cluster.silence_s
+        while True:
+            await asyncio.sleep(WATCH_S)
+            named, nodes = self.maps.ledger.controller, self.maps.current().nodes
+            watched = nodes.keys() & {self._name if named is None else named.node}
+            if watched <= {self._name}:
+                watched = nodes.keys() - {self._name}
+            dead_links = frozenset(name for name in watched if not self._place(name).watch(silence_s))
+            self._membership.controller.liveness.dead_links = dead_links
 
     def _shard_metrics(self) -> Iterable[Metric]:
         loads = self._loads.measure(self.ownership.owned_shards, asyncio.get_running_loop().time())
@@ -470,17 +490,21 @@ class _LiveView(ClusterView):
 class _RestMaps:
     """The map for clients that route themselves."""
 
-    def __init__(self, maps: KafkaMaps) -> None:
+    def __init__(self, maps: KafkaMaps, own_url: Callable[[], str]) -> None:
         self._maps = maps
+        self._own_url = own_url
         self._of: ClusterMap | None = None
         self._made: PartitionMap | None = None
 
     def current(self) -> PartitionMap:
-        """The newest version. A shard that nobody serves is said to be here: the router waits for its owner."""
-        found: ClusterMap = self._maps.current()
+        """The newest version. A shard whose owner cannot be reached by clients is said to be here: the router knows."""
+        found, own_url = self._maps.current(), self._own_url()
+        if not own_url:
+            raise LogUnavailable("this node is starting: ask again")
         if self._made is None or self._of is not found:
-            urls = {name: node.urls.get("http", "") for name, node in found.nodes.items()}
-            owners = tuple(owner or found.own for owner in found.owners)
+            urls = {name: url for name, node in found.nodes.items() if (url := node.urls.get("http", ""))}
+            urls[found.own] = own_url
+            owners = tuple(owner if owner in urls else found.own for owner in found.owners)
             self._of, self._made = found, PartitionMap(found.version, found.own, owners, urls)
         return self._made
 

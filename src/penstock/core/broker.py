@@ -156,7 +156,8 @@ class Broker:
         """Queues and channels that came or went since the last `take_events`."""
         self.message_events: list[MessageEvent] | None = None
         """What happened to messages since somebody emptied it; None while nobody wants to know."""
-        self._timers: list[tuple[int, int, str, Any, Any]] = []
+        self.timers: list[tuple[int, int, str, Any, Any]] = []
+        """A heap: the first is what is due first."""
         self._timer_count = 0
         self._once: dict[tuple[str, int], int] = {}
         self._awake: dict[Channel, None] = {}
@@ -414,7 +415,7 @@ class Broker:
         """Do what a command says: its reply, None for a receive that waits, `PenstockError` when it cannot be done."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
-        if self._timers and self._timers[0][0] <= self.now_ms:
+        if self.timers and self.timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
         once = command.once
@@ -439,7 +440,7 @@ class Broker:
             self.now_ms = now_ms
         for queue in list(self.drafts):
             queue.seal()
-        if self._timers and self._timers[0][0] <= self.now_ms:
+        if self.timers and self.timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
         if self._awake:
@@ -447,8 +448,8 @@ class Broker:
             self.receiving.serve(awake)
 
     def next_deadline(self) -> int | None:
-        """When `finish` should be called although no command has come."""
-        return self._timers[0][0] if self._timers else None
+        """When `finish` should be called although no command has come. (A shard looks at `timers` itself.)"""
+        return self.timers[0][0] if self.timers else None
 
     def take_woken(self) -> list[tuple[Any, Delivery]]:
         """Deliveries to those who waited, with their tickets."""
@@ -489,6 +490,10 @@ class Broker:
         What it holds without a session is nobody's from now on, and sessions that have a time to live outlive it.
         """
         self.session_register.leave()
+
+    def stood_still(self, now_ms: int) -> None:
+        """The process that has the broker stood still until now, and has heard nobody meanwhile."""
+        self.session_register.stood_still(now_ms)
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
@@ -573,7 +578,7 @@ class Broker:
     def schedule(self, time_ms: int, kind: str, subject: Any, detail: Any = None) -> None:
         """Call back at a time, through `_run_timers`."""
         self._timer_count += 1
-        heappush(self._timers, (time_ms, self._timer_count, kind, subject, detail))
+        heappush(self.timers, (time_ms, self._timer_count, kind, subject, detail))
 
     def schedule_once(self, time_ms: int, kind: str, queue: Queue) -> None:
         """As `schedule`, unless the same is scheduled earlier already."""
@@ -587,8 +592,8 @@ class Broker:
             return
         now_ms = self.now_ms
         due = []
-        while self._timers and self._timers[0][0] <= now_ms:
-            due.append(heappop(self._timers))
+        while self.timers and self.timers[0][0] <= now_ms:
+            due.append(heappop(self.timers))
         for time_ms, _, kind, subject, detail in due:
             self._timer_handlers[kind](subject, detail, time_ms)
 

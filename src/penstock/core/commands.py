@@ -314,7 +314,7 @@ class CountQueues(Command):
     Queues in quarantine have none, and are left out.
     """
 
-    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     prefix: str = ""
     after: str = ""
@@ -327,7 +327,7 @@ class TallyQueues(Command):
     A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
     """
 
-    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD, since=3)
 
     after: str = ""
     limit: int = 200
@@ -766,7 +766,7 @@ class StageWork(Command):
     that came with it. The queues are created now. Replies with `Staged`.
     """
 
-    traits = Traits(reply=Staged, home=Home.MARK)
+    traits = Traits(reply=Staged, home=Home.MARK, since=4)
 
     name: str
     """The name of the mark of the work."""
@@ -1057,7 +1057,7 @@ class ListSessions(Command):
     What is held by no session comes as session 0.
     """
 
-    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD, since=4)
 
     queue: str | None = None
     """Only who holds leases in this queue, and those."""
@@ -1296,7 +1296,9 @@ class LookUp(Command):
     What is not there any more (done in every channel, or gone by retention) is left out.
     """
 
-    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
+    traits = Traits(
+        reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS, since=4
+    )
 
     queue: str
     sequences: list[int]
@@ -1305,7 +1307,7 @@ class LookUp(Command):
 class NameQueue(Command):
     """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
 
-    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     queue_id: int
 
@@ -1325,7 +1327,7 @@ class DeleteMessages(Command):
     """
 
     traits = Traits(
-        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS
+        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS, since=4
     )
 
     queue: str
@@ -1340,7 +1342,7 @@ class RescheduleMessages(Command):
     What is leased is released first: its delivery has failed. With `due_ms` 0, or in the past, they are ready now.
     """
 
-    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS)
+    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS, since=4)
 
     queue: str
     sequences: list[int]
@@ -1375,6 +1377,8 @@ class RedriveTask(msgspec.Struct):
     """Up to when its rate is used up."""
     match_group: str | None = None
     discard: bool = False
+    origins: list[str] | None = None
+    """Patterns of names: only dead letters of these queues are wanted."""
 
 
 class _FirstStartRedrive(Command):
@@ -1398,6 +1402,10 @@ class StartRedrive(_FirstStartRedrive, kw_only=True):
     """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
     discard: bool = False
     """Delete the messages, instead of moving them."""
+    origins: list[str] | None = None
+    """Only messages that failed in a queue whose name fits one of these patterns: what the caller may administer."""
+    check_only: bool = False
+    """Start nothing. What it would be refused for is refused; the task in the reply has the number 0."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""

@@ -126,11 +126,16 @@ class Ready(msgspec.Struct, frozen=True):
 _PORTS = {"sqs": "--sqs-port", "http": "--http-port", "nsq": "--nsq-tcp-port", "nsq-http": "--nsq-http-port"}
 
 
-def cannot_listen(name: str, error: OSError) -> InvalidSettings:
+def cannot_listen(name: str, host: str, port: int, error: OSError) -> InvalidSettings:
     """Why a front end has no port, and what to do about it."""
-    if error.errno != errno.EADDRINUSE or name not in _PORTS:
-        return InvalidSettings(f"{name} cannot listen: {error}")
-    return InvalidSettings(f"{name} cannot listen: its port is taken. Choose another with {_PORTS[name]}; 0 picks one")
+    flag = _PORTS[name]
+    if error.errno == errno.EADDRINUSE:
+        reason = f"the port is taken. Choose another with {flag}; 0 picks one"
+    elif error.errno == errno.EACCES:
+        reason = f"this user may not have the port. Choose one above 1023 with {flag}"
+    else:
+        reason = f"{error.strerror or error}. Look at --host and {flag}"
+    return InvalidSettings(f"{name} cannot listen on {host}:{port}: {reason}")
 
 
 def told_of_taking(new: Sequence[str], later: Sequence[str]) -> str:
@@ -227,7 +232,9 @@ class Node:
             try:
                 listening[front_end.name] = await front_end.start(self.services)
             except OSError as error:
-                raise cannot_listen(front_end.name, error) from error
+                server = self._settings.server
+                port = getattr(server, _PORTS[front_end.name].removeprefix("--").replace("-", "_"))
+                raise cannot_listen(front_end.name, server.host, port, error) from error
             self._started.append(front_end)
         return listening
 

@@ -547,8 +547,27 @@ class ClusterSettings(_Section, frozen=True):
     ] = None
     session_timeout_s: Annotated[
         float,
-        Setting("A node that is silent for so long is taken for dead, and others take its shards.", 1, 300),
+        Setting(
+            "A node that has not written to Kafka for so long is taken for dead, and others take its shards.", 1, 300
+        ),
     ] = 10.0
+    silence_s: Annotated[
+        float,
+        Setting(
+            "So is a node, earlier, whose link was silent for so long. A process may stand still for a shorter time, "
+            "by a second, and keeps its shards.",
+            1,
+            60,
+        ),
+    ] = 3.0
+    proof_s: Annotated[
+        float,
+        Setting(
+            "How long a commit proves that a shard is this node's. After a crash the next owner waits for so long.",
+            0.25,
+            2,
+        ),
+    ] = 1.5
     move_pause_s: Annotated[
         float, Setting("The least time between two shards that move for the sake of balance.", 0, 86_400)
     ] = 5.0
@@ -989,11 +1008,15 @@ def _kept_secret(settings: CredentialSettings | ClusterSettings, name: str, wher
     return Secret(secret)
 
 
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 def _read_secret(path: Path, where: str) -> str:
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {error}") from None
+        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {_reason(error)}") from None
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
@@ -1037,7 +1060,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {error}") from None
+        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {_reason(error)}") from None
     return parse(text, os.fspath(path))
 
 

@@ -25,7 +25,6 @@ def test_a_controller_decides_again_after_a_former_one_came_back_for_a_moment(
     with thread_node(kafka, name, "a", tmp_path) as a:
         until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
         former = Controller(options, "former", Ledger(), session_timeout_s=3.0, cool_down_s=0.2)
-        former.step_up()
         former.turn()
         former.step_down()
         with thread_node(kafka, name, "b", tmp_path) as b:

@@ -207,7 +207,7 @@ def test_a_shard_that_its_owner_could_not_open_goes_to_another_node_however_busy
         ledger.apply(offset, key, encode(record))
     options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
     controller = Controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
-    controller._members, controller._asked_s = {"a", "b"}, 0.0
+    controller.liveness.presume("ab", 0.0)
     written: dict[str, Record] = {}
     controller._write = written.update  # type: ignore[method-assign, assignment]
     controller._decide(0.0)

@@ -2,15 +2,11 @@
 
 One thread for each node does all of it:
 
-- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Whoever is in
-  the group is alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
-  as well. The consumer reads nothing.
-- A second consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
+- A consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
   in batches, to the event loop, which has a ledger of its own (`KafkaMaps`). So nothing is shared, and nothing locked.
-- A producer writes what the node has to say.
-
-A node whose event loop stands still does not look alive for long: the group's consumer is polled only while the loop
-beats.
+- The same thread is the *controller* (`controller.py`), if this node is it.
+- A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
+  so a node whose loop stands still is silent (`liveness.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from penstock.cluster.base import ClusterMap
-from penstock.cluster.membership.group import nodes_group
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
 from penstock.cluster.placement.controller import Controller
 from penstock.core.errors import PenstockError
@@ -41,7 +36,6 @@ PAUSE_S = 1.0
 """After something failed."""
 ADMIN_S = 30.0
 SEGMENT_BYTES = 16 << 20
-POLL_INTERVAL_S_MIN = 30.0
 _BEGINNING = -2
 
 log = logging.getLogger("penstock.cluster")
@@ -64,7 +58,6 @@ class Membership:
     ) -> None:
         self._options = options
         self._node = node
-        self._session_timeout_s = session_timeout_s
         self._on_records = on_records
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
@@ -78,7 +71,6 @@ class Membership:
         self._end = 0
         self.has_caught_up = False
         """Whether the loop has heard of everything that was in the topic at the start."""
-        self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
@@ -87,10 +79,6 @@ class Membership:
     def start(self) -> None:
         """Join."""
         self._thread.start()
-
-    def beat(self) -> None:
-        """The event loop is alive."""
-        self._beat_s = time.monotonic()
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -102,7 +90,7 @@ class Membership:
         return bool(await asyncio.to_thread(self._producer.flush, timeout_s) == 0)
 
     async def stop(self) -> None:
-        """Leave the group, and end the thread."""
+        """End the thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
@@ -110,13 +98,12 @@ class Membership:
     # -- the thread --
 
     def _run(self) -> None:
-        reader = group = None
+        reader = None
         try:
             make_partitions_topic(self._options)
             reader = self._open_reader()
-            group = self._open_group()
             while not self._stopping.is_set():
-                self._turn(reader, group)
+                self._turn(reader)
         except Exception as error:
             if isinstance(error, PenstockError):  # it says what is wrong
                 log.error("the node cannot join the cluster: %s", error)
@@ -125,16 +112,13 @@ class Membership:
             self._tell(self._on_failed, error)
         finally:
             self.controller.step_down()
-            for consumer in (group, reader):
-                if consumer is not None:
-                    consumer.close()
+            if reader is not None:
+                reader.close()
             self._producer.flush(PAUSE_S)
 
-    def _turn(self, reader: Consumer, group: Consumer) -> None:
+    def _turn(self, reader: Consumer) -> None:
         try:
             self._read(reader)
-            if time.monotonic() - self._beat_s < self._session_timeout_s:
-                self._note(group.poll(0))
             self._producer.poll(0)
             if self._is_current:
                 self.controller.turn()
@@ -163,6 +147,7 @@ class Membership:
         if batch:
             self._tell(self._on_records, batch)
         if self._is_current and not was_current:
+            self.controller.caught_up()
             self._tell(self._caught_up, [])
 
     def _caught_up(self, nothing: Batch) -> None:
@@ -198,43 +183,11 @@ class Membership:
         reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
         return reader
 
-    def _open_group(self) -> Consumer:
-        session_ms = round(self._session_timeout_s * 1_000)
-        group = Consumer(
-            self._properties(
-                **{
-                    "group.id": nodes_group(self._options),
-                    "session.timeout.ms": session_ms,
-                    "heartbeat.interval.ms": max(100, session_ms // 10),
-                    **self._socket_timeouts(session_ms),
-                    "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
-                    "partition.assignment.strategy": "cooperative-sticky",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "latest",
-                }
-            )
-        )
-        group.subscribe(
-            [self._options.partitions_topic],
-            on_assign=self._assigned,
-            on_revoke=lambda consumer, partitions: self.controller.step_down(),
-            on_lost=lambda consumer, partitions: self.controller.step_down(),
-        )
-        return group
-
-    def _socket_timeouts(self, answer_ms: int) -> dict[str, int]:
-        """How long a coordinator that stands still is believed in, unless the properties say it."""
-        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
-        return {name: answer_ms for name in names if name not in self._options.properties}
-
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign(partitions)
-        if partitions:
-            consumer.pause(partitions)
-            self.controller.step_up()
-
     def _properties(self, **more: object) -> dict[str, object]:
-        return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
+        """A broker that stands still is not believed in for longer than whoever commits would."""
+        patience = {name.replace("_", "."): each for name, each in self._options.answer_timeouts().items()}
+        patience.pop("request.timeout.ms", None)
+        return {**patience, **self._options.client_properties(), "client.id": self._node, "logger": log, **more}
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:

@@ -26,7 +26,7 @@ class ClusterView:
         self.ledger = ledger
         self._cluster = cluster
         self.silence: str | None = None
-        """Why the group does not say who is alive, if so: then nothing is known of nodes that are not heard."""
+        """Why it is not known who is alive, if so."""
         self.unread: str | None = None
         """Why the topic could not be read, if so: then nothing is known of shards, and of nodes that they are alive."""
 

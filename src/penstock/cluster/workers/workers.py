@@ -160,7 +160,7 @@ class SharedPort:
                 _bound(family, address, shared=False).close()  # others that share theirs would let us in
             self._held = _bound(family, address, shared=True)
         except OSError as error:
-            raise cannot_listen(name, error) from error
+            raise cannot_listen(name, host, port, error) from error
         self._family = family
         self._address = self._held.getsockname()
 

@@ -370,8 +370,12 @@ class Queue:
         if self.held_from is not None and self.is_held(key):
             return False
         for channel in self.channels.values():
-            if not channel.is_done_with(key.lane, key.base):
-                return False
+            if key.base >= channel.start:
+                window, cursor = channel.windows.get(key.lane), channel.cursors.get(key.lane)
+                if (window is not None and key.base in window.entries) or (
+                    cursor is not None and key.base >= cursor.sequence
+                ):
+                    return False
         if not self.consumers:
             return True
         stop = key.base + key.messages
@@ -1147,19 +1151,13 @@ class Queue:
         self._busy_moved, self._busy_ms = moved, now_ms
         return round(self._busy)
 
-    def count(self) -> None:
-        """Add to the broker's totals what has changed here since the last time."""
-        totals = self.broker.totals
-        totals.messages += self.messages - self._counted_messages
-        totals.bytes += self.size - self._counted_size
-        totals.sent += self.sent - self._counted_sent
-        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
-
     def count_out(self) -> None:
         """The queue is deleted: what happened in it has happened, and what it holds is gone."""
-        self.count()
-        self.broker.totals.messages -= self.messages
-        self.broker.totals.bytes -= self.size
+        totals = self.broker.totals
+        totals.messages -= self._counted_messages
+        totals.bytes -= self._counted_size
+        totals.sent += self.sent - self._counted_sent
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
 
     def _delayed(self) -> int:
         """Messages sent with a delay that are not due. In FIFO queues, those that the channels look at."""
@@ -1193,8 +1191,12 @@ class Queue:
         self._dirty[self] = None
 
     def save(self) -> None:
-        """Write the queue's counters."""
-        self.count()
+        """Write the queue's counters, and add to the broker's totals what has changed since the last time."""
+        totals = self.broker.totals
+        totals.messages += self.messages - self._counted_messages
+        totals.bytes += self.size - self._counted_size
+        totals.sent += self.sent - self._counted_sent
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
         counters = _COUNTERS.pack(
             self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
@@ -1250,8 +1252,10 @@ class Queue:
         self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
         self.lanes = list(data[_COUNTERS.size :])
         self.opened_to, self.opened_ms = self.next_sequence, self.broker.now_ms
-        self._counted_sent = self.sent
-        self.count()
+        totals = self.broker.totals
+        totals.messages += self.messages - self._counted_messages
+        totals.bytes += self.size - self._counted_size
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
 
     def restored(self) -> None:
         """Channels are back: what happened before is no sign of being busy."""

@@ -364,12 +364,40 @@ def test_a_refused_value_is_named_as_it_was_given(shell: Shell, command: str) ->
         "receive",
         "receive orders --max 0",
         "queue create orders --leese 5",
+        "serve --sqs-port",
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
     ended = run(*command.split())
     assert ended.status == Exit.USAGE
     assert re.fullmatch(r"penstock: .+\. `penstock[a-z ]* --help` says more\.\n", ended.err)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "serve data3",
+            "Unexpected argument: data3. A directory is given with --data. `penstock serve --help` says more.",
+        ),
+        ("serve --sqs-port", "Option '--sqs-port' requires an argument. `penstock serve --help` says more."),
+        ("receive orders --max many", "'many' is not a whole number. `penstock receive --help` says more."),
+        ("serve --data {file}", "{file} is a file: name a directory"),
+        (
+            "send orders tea --data {file}",
+            "{file} is a file: name the directory that has the queues. `penstock send --help` says more.",
+        ),
+        ("serve --config {file}.toml", "{file}.toml cannot be read: No such file or directory"),
+        ("serve --data {file}/below", "{file} is a file: name a directory"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_without_words_of_python(tmp_path: Path, command: str, told: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ended = run(*command.format(file=file).split())
+    assert (ended.status, ended.err.count("\n")) != (Exit.OK, 0)
+    assert ended.err.endswith(f"{told.format(file=file)}\n")
+    assert "Errno" not in ended.err
 
 
 @pytest.mark.parametrize("command", ["send orders tea", "queue create orders", "serve"])
