@@ -143,7 +143,7 @@ zookeeper-up: $(INSTALLED) ## Run SERVERS servers of Apache ZooKeeper on this ma
 zookeeper-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.zookeeper down
 
-cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
+cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers (PENSTOCK_TEST_ENGINE=zookeeper: servers of ZooKeeper), and on shards of two nodes
 
 cluster-test-%: $(INSTALLED)
 	@echo "== tests/$(subst -,/,$*) on three nodes over three brokers"
@@ -154,7 +154,7 @@ cluster-test-shards: $(INSTALLED)
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq --ignore=tests/protocols/nsq/clients
 
-cluster-soak: $(INSTALLED) ## Break nodes, brokers (with Kafka's default settings) and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
+cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default settings) and networks of a cluster under load, in 25 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka

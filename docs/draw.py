@@ -173,5 +173,5 @@ if __name__ == "__main__":
     for file, picture in pictures.PICTURES.items():
         (DOCS / file).write_text(picture())
     for path, made in monitoring.FILES.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(made())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from docs.reference import families_by_section
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-CLUSTER = "Workers and nodes"
+CLUSTER = "Nodes"
 _WIDTH, _HEIGHT = 12, 8
 
 

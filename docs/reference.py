@@ -20,7 +20,6 @@ from penstock import cli
 from penstock.client.listening import ListenerMetrics
 from penstock.cluster.node import shard_families
 from penstock.cluster.routing.router import Router
-from penstock.cluster.workers.node import up_family
 from penstock.core.errors import PenstockError, ReceiptRefused
 from penstock.core.queues.config import SETTINGS
 from penstock.protocols.front_end import http_families
@@ -425,11 +424,10 @@ def _metric_sources() -> dict[str, tuple[str, list[Iterable[Any]]]]:
             [queue_families([])],
         ),
         "The store": ("", [Node._store_metrics(store)]),
-        "Workers and nodes": (
-            "With `--workers`, every metric has the label `worker`, too. In a cluster, "
-            "the counts of all queues' messages (`penstock_messages_sent_total` and the like) have "
+        "Nodes": (
+            "In a cluster, the counts of all queues' messages (`penstock_messages_sent_total` and the like) have "
             "the labels `shard` and `node`.",
-            [shard_families({}, {}, ""), Router.families(router), [up_family()]],
+            [shard_families({}, {}, ""), Router.families(router)],
         ),
         "The lookup service": ("On the HTTP port of `penstock lookup`.", [LookupService._families(lookup)]),
         "Listeners": (

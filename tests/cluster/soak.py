@@ -1,10 +1,11 @@
 """`make cluster-soak`: everything that can happen to a cluster happens to it under load, and every message is counted.
 
-    python -m tests.cluster.soak                                   # 17 configurations of 180 s each
+    python -m tests.cluster.soak                                   # 25 configurations of 180 s each
     python -m tests.cluster.soak --list
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
-Three nodes, as processes, on one real broker of Kafka or on three; or two workers of one server, without any. Clients
+Three nodes, as processes, on one real broker of Kafka or on three, or on one or three of ZooKeeper's servers; or one
+server of several shards, without any. Clients
 of every kind send, receive and move messages through all of them without a rest (`load.py`). Each configuration has
 its own kinds of faults, picked by a seed, with quiet moments between (`world.py`). When they are over, what is in the
 queues is taken out, and the books are closed (`books.py` says what is counted, and what must be so). The seed decides
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import shutil
 import signal
 import sys
@@ -33,7 +35,7 @@ from tests.cluster.books import Books, Report
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.ownership.fencing import Rules, search
 from tests.cluster.witness import Witness
-from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
+from tests.cluster.world import NAMES, Fault, ShardsWorld, World, world
 from tools.kafka import DEFAULT_SETTINGS
 
 SESSION_S = 10.0
@@ -52,6 +54,7 @@ class Configuration:
     name: str
     brokers: int
     faults: tuple[Fault, ...]
+    engine: str = "kafka"
     has_small_disks: bool = False
     """Each broker's data is on a file system of its own, which can be full. To mount these takes root."""
 
@@ -61,7 +64,7 @@ _BROKERS = (World.kill_broker, World.restart_broker, World.stop_broker)
 _NETWORKS = (World.cut_node, World.cut_path, World.slow_node, World.reset_node, World.cut_link)
 
 CONFIGURATIONS = (
-    Configuration("workers killed", 0, (WorkersWorld.kill_worker,)),
+    Configuration("several shards, killed", 0, (ShardsWorld.kill_server,)),
     Configuration("nodes killed", 1, (World.kill_node,)),
     Configuration("nodes stopped", 1, (World.stop_node,)),
     Configuration("nodes restarted", 1, (World.restart_node,)),
@@ -78,6 +81,14 @@ CONFIGURATIONS = (
     Configuration("disks full", 3, (World.fill_file_system,), has_small_disks=True),
     Configuration("one disk full", 1, (World.fill_file_system,), has_small_disks=True),
     Configuration("everything", 3, (*_NODES, *_BROKERS, *_NETWORKS)),
+    Configuration("zookeeper: nodes killed", 1, (World.kill_node,), "zookeeper"),
+    Configuration("zookeeper: nodes stopped", 1, (World.stop_node, World.restart_node), "zookeeper"),
+    Configuration("zookeeper: the server killed", 1, _BROKERS, "zookeeper"),
+    Configuration("zookeeper: servers killed", 3, _BROKERS, "zookeeper"),
+    Configuration("zookeeper: networks cut", 1, (World.cut_node, World.cut_all), "zookeeper"),
+    Configuration("zookeeper: paths cut", 3, (World.cut_path, World.cut_node, World.reset_node), "zookeeper"),
+    Configuration("zookeeper: slow networks, cut links", 1, (World.slow_node, World.cut_link), "zookeeper"),
+    Configuration("zookeeper: everything", 3, (*_NODES, *_BROKERS, *_NETWORKS), "zookeeper"),
 )
 
 
@@ -92,8 +103,14 @@ def run(
 ) -> Report:
     """One configuration, from nothing to the report. `properties` are the brokers'."""
     chance, books = random.Random(f"{chosen.name} {seed}"), Books()
-    small = chosen.has_small_disks
-    with world(chosen.brokers, directory, session_s, has_small_disks=small, properties=properties) as found:
+    with world(
+        chosen.brokers,
+        directory,
+        session_s,
+        engine=chosen.engine,
+        has_small_disks=chosen.has_small_disks,
+        properties=properties,
+    ) as found:
         found.start()
         create_queues(found.ports["a"].http)
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
@@ -179,7 +196,7 @@ def main() -> None:
     given = parser.parse_args()
     names = [configuration.name for configuration in CONFIGURATIONS]
     if given.list:
-        print("\n".join(f"{it.name}: {it.brokers} broker(s)" for it in CONFIGURATIONS))
+        print("\n".join(f"{it.name}: {it.brokers} server(s)" for it in CONFIGURATIONS))
         return
     if unknown := set(given.config or ()) - set(names):
         parser.error(f"no configuration is called {sorted(unknown)[0]!r}: see --list")
@@ -211,7 +228,7 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
         except Exception as error:
             print(f"{configuration.name} (seed {seed}): could not be run: {type(error).__name__}: {error}", flush=True)
         if given.keep is not None:
-            kept = given.keep / f"{configuration.name.replace(' ', '-')}-{seed}"
+            kept = given.keep / f"{re.sub('[^a-z]+', '-', configuration.name)}-{seed}"
             kept.mkdir(parents=True, exist_ok=True)
             for log in directory.glob("*.log"):
                 shutil.copy(log, kept)

@@ -17,8 +17,7 @@ import contextlib
 import errno
 import logging
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -34,7 +33,7 @@ from penstock.server.clock import Clock, SystemClock
 from penstock.server.engines import opener_for
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
+from penstock.server.metrics import RequestMeter, store_families, traffic_families
 from penstock.server.partition_map import PartitionMaps, Steering
 from penstock.server.settings import SECTIONS, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
@@ -73,10 +72,6 @@ class Services:
     """Which node owns what, if there are several; None: this one owns everything."""
     cluster: Steering | None = None
     """The cluster that this node is of, to be looked at and steered; None: it is of none."""
-    gather_metrics: Callable[[], Awaitable[list[Source]]] | None = None
-    """Of a process among several: what it counts, and what the others do, told apart by a label."""
-    listeners: Mapping[str, socket.socket] = field(default_factory=dict)
-    """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     listening: dict[str, Address] = field(default_factory=dict)
     """Where the front ends listen, by their names, as far as they have started."""
     is_stopping: bool = False
@@ -162,7 +157,6 @@ class Node:
         self._opener = opener_for(settings.server.data, {})
         self._store: Store | None = None
         self._services: Services | None = None
-        self._listeners: Mapping[str, socket.socket] = {}
         self._recording: list[Shard] = []
         """The shards that are here from beginning to end: what happens there goes to the events queue, if any."""
 
@@ -208,7 +202,6 @@ class Node:
             meter=RequestMeter(),
             request_log=RequestLog(self._settings.log),
             metric_sources=[self._store_metrics, self._traffic_metrics],
-            listeners=self._listeners,
         )
         self._services.metric_sources.append(self._services.meter.families)
         try:

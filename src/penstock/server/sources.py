@@ -123,7 +123,7 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
     >>> list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_SERVICE_HOST": "10.0.0.1"}, Settings()))
     ['PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant']
     """
-    named = {settings.cluster.secret_env, *settings.kafka.properties_env.values()}
+    named = {settings.cluster.secret_env, settings.zookeeper.password_env, *settings.kafka.properties_env.values()}
     named |= set(_OF_CREDENTIALS)
     named |= {variable for each in settings.credentials for variable in (each.secret_key_env, each.token_env)}
     for name in sorted(environment):

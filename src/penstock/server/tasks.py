@@ -442,7 +442,8 @@ class AsyncShard:
         if self._writing is not None:
             self._run_ahead()
             return
-        self._look_at_lateness()
+        if self._timer is not None and self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self._stood_still()
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
@@ -630,11 +631,11 @@ class AsyncShard:
         self._timer = self._loop.call_at(self._timer_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._look_at_lateness()
+        if self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self._stood_still()
         self._timer = None
         self._step_soon()
 
-    def _look_at_lateness(self) -> None:
-        """A process that stood still has not read the heartbeats that have come meanwhile."""
-        if self._timer is not None and self._loop.time() - self._timer_s > STOOD_STILL_S:
-            self.shard.broker.stood_still(self.shard.clock.now_ms())
+    def _stood_still(self) -> None:
+        """This process has not read the heartbeats that have come meanwhile."""
+        self.shard.broker.stood_still(self.shard.clock.now_ms())

@@ -536,8 +536,8 @@ def open_store(
     """
     if (Path(directory) / CLUSTER_NAME).exists():
         raise StoreError(
-            f"{directory} is shared by the processes of `penstock serve --workers`, and is no store by itself: "
-            "serve it with --workers, and talk to the server"
+            f"{directory} has several shards, and is no store by itself: serve it (penstock serve --data), and talk to "
+            "the server"
         )
     if read_only:
         return StoreView(Path(directory), disk=disk)

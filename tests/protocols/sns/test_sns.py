@@ -289,8 +289,8 @@ def test_no_acknowledged_publish_is_missing_after_kills(tmp_path: Path, flags: l
     assert counts["came to later subscriptions"] > 0
 
 
-def test_it_works_with_several_workers(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2") as server:
+def test_it_works_with_several_shards(tmp_path: Path) -> None:
+    with serving(tmp_path, shards=2) as server:
         sns, sqs = sns_client(server), server.client()
         names = [f"q{each}" for each in range(4)]
         topics = [sns.create_topic(Name=f"t{each}")["TopicArn"] for each in range(4)]

@@ -17,8 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, TopicMetadata
 
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.membership.view import ClusterView
-from penstock.core.errors import InvalidRequest
+from penstock.cluster.membership.view import ClusterView, NoCluster
 from penstock.store.errors import LogUnavailable
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import made_client, said
@@ -36,10 +35,6 @@ PATIENT_BROKER_S = 2.0
 PAUSE_S = 0.2
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
-
-
-class NoCluster(InvalidRequest):
-    """There is no cluster of that name, or none that was ever started."""
 
 
 class Inspection(ClusterView):

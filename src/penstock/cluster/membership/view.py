@@ -16,6 +16,10 @@ NODE_FIELDS = ("node", "state", "controller", "shards", "rate", "backlog", "byte
 SHARD_FIELDS = ("shard", "owner", "served_by", "state", "epoch", "wish", "queues", "rate", "backlog", "bytes", "outbox")
 
 
+class NoCluster(InvalidRequest):
+    """There is no cluster of that name, or none that was ever started."""
+
+
 class ClusterView:
     """What the partitions topic says, for people. Whoever has it says who is alive, and writes the wishes."""
 

@@ -165,6 +165,11 @@ class Ownership:
                 await asyncio.wait_for(news.wait(), min(1.0, max(0.0, deadline_s - self._loop.time())))
         return not self._owned_shards
 
+    def give_up(self, reason: str) -> None:
+        """Whatever is owned here now is somebody else's by now, or free."""
+        for owned_shard in self._owned_shards.values():
+            owned_shard.end(reason)
+
     async def close(self) -> None:
         """Give up every shard, in writing."""
         self._stopping = True

@@ -1,12 +1,11 @@
 """The controller decides which node owns which shard, and writes that to the partitions topic.
 
-Every node has one. The one that acts is named in the ledger. When it has left, or is dead
-(`membership/liveness.py`), the nodes that are alive come forward in the order of their names, a second after one
-another. It sees in the topic and by its links who is alive, and in the ledger everything else; it plans (`plan.py`),
-and writes what changes in a transaction. All controllers share one transactional id: one that was paused, and goes on
-after another has taken over, is fenced, and steps down. The first thing that a controller writes is its own name; when
-it reads that, it has read whatever former controllers had decided, and plans from there. Whoever wrote its name last is
-the controller: one that reads another name after its own steps down.
+Every node has one. Which one acts, and who is alive, comes from the engine (`Authority`: `kafka.py`,
+`membership/zookeeper.py`). The ledger says everything else; the controller plans (`plan.py`), and writes what changes,
+all or nothing. One that was paused, and goes on after another has taken over, is fenced, and steps down. The first
+thing that a controller writes is its own name; when it reads that, it has read whatever former controllers had
+decided, and plans from there. Whoever wrote its name last is the controller: one that reads another name after its own
+steps down.
 
 Nothing here is needed for safety: if two controllers decided differently, shards would be fenced back and forth, and
 no message would be handed out twice because of it.
@@ -21,8 +20,8 @@ import uuid
 from collections.abc import Mapping
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Producer
 
+from penstock.cluster.membership.base import Authority, NotWritten
 from penstock.cluster.membership.ledger import (
     ClusterRecord,
     ControllerRecord,
@@ -30,27 +29,17 @@ from penstock.cluster.membership.ledger import (
     Record,
     ServingRecord,
     ShardRecord,
-    encode,
 )
-from penstock.cluster.membership.liveness import Liveness
 from penstock.cluster.placement.plan import Member, ShardLoad, plan
-from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.wire.links import VERSIONS
 
 ENTROPY_BYTES = 64
-ASK_S = 10.0
-"""How long Kafka may take to take a decision."""
 SEEN_S_MAX = 10.0
 """How long a decision may take to be read again, before it is made once more."""
-TURN_S = 1.0
-"""So long the next node waits for the one before it to become the controller."""
 RETRY_S = 1.0
 """After a decision that could not be written."""
 DECIDE_S = 0.25
 """How often the ledger is looked at."""
-_FENCED = frozenset(
-    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._STATE}
-)
 
 log = logging.getLogger("penstock.cluster")
 
@@ -59,21 +48,25 @@ class Controller:
     """`turn` is called again and again by the thread that reads the ledger."""
 
     def __init__(
-        self, options: KafkaOptions, node: str, ledger: Ledger, session_timeout_s: float, cool_down_s: float
+        self,
+        authority: Authority,
+        cluster: str,
+        shards: int,
+        node: str,
+        ledger: Ledger,
+        session_timeout_s: float,
+        cool_down_s: float,
     ) -> None:
-        self._options = options
+        self._authority = authority
+        self._cluster = cluster
+        self._shards = shards
         self._node = node
         self._ledger = ledger
-        self._transaction_s = max(session_timeout_s, 1.0)
         self._cool_down_s = cool_down_s
-        self._producer: Producer | None = None
-        """While this node is the controller, or comes forward."""
+        self._has_taken_over = False
         self._nonce = ""
         self._has_read_own_name = False
-        self.liveness = Liveness(session_timeout_s)
         self._next_look_s = 0.0
-        self._vacant_s: float | None = None
-        """Since when there is no controller."""
         self._moved_s: dict[int, float] = {}
         self._absence_s = session_timeout_s
         self._absent_s: dict[str, float] = {}
@@ -82,14 +75,6 @@ class Controller:
         """Epochs that were written, and not read yet."""
         self._written_s = 0.0
 
-    def caught_up(self) -> None:
-        """Everything was read that was in the topic when this node came."""
-        self.liveness.presume((name for name, node in self._ledger.nodes.items() if node.state != "gone"), _now_s())
-
-    def heard(self, name: str) -> None:
-        """A node has said in the topic what its shards do."""
-        self.liveness.heard(name, _now_s())
-
     def turn(self) -> None:
         """Do what is due."""
         now_s = _now_s()
@@ -97,52 +82,29 @@ class Controller:
             return
         self._next_look_s = now_s + DECIDE_S
         try:
-            if self._producer is None:
-                if self._comes_forward(now_s):
+            if not self._has_taken_over:
+                if self._authority.comes_forward(self._alive(now_s), now_s):
                     self._take_over(now_s)
             elif self._has_read_everything(now_s):
                 self._decide(now_s)
-        except KafkaException as error:
-            self._failed(error.args[0])
-
-    # -- who is the controller --
-
-    def _comes_forward(self, now_s: float) -> bool:
-        """Whether this node is to be the controller now."""
-        named = self._ledger.controller
-        if named is None or named.node == self._node:  # a new cluster; or this node was it, and was fenced, or ended
-            return True
-        alive = self._alive(now_s)
-        if named.node in alive or self._node not in alive:
-            self._vacant_s = None
-            return False
-        self._vacant_s = now_s if self._vacant_s is None else self._vacant_s
-        in_turn = sorted(alive, key=lambda name: (self._ledger.is_draining(name), name))
-        return now_s - self._vacant_s >= in_turn.index(self._node) * TURN_S
+        except NotWritten as error:  # whatever it was: what was written is either there, or was given up
+            log.warning("%s", error)
+            self._written.clear()
+            self._drop()
+            self._next_look_s = _now_s() + RETRY_S
 
     def step_down(self) -> None:
         """Another node is the controller now, or this one ends."""
-        if self._producer is not None:
+        if self._has_taken_over:
             log.info("node %s is not the controller any more", self._node)
-        self._producer = None
+        self._drop()
 
     # -- taking over --
 
     def _take_over(self, now_s: float) -> None:
-        producer = Producer(
-            {
-                **self._options.client_properties(),
-                "client.id": self._node,
-                "transactional.id": f"{self._options.cluster}-controller",
-                "transaction.timeout.ms": round(self._transaction_s * 1_000),
-                "acks": "all",
-                "linger.ms": 0,
-                "logger": log,
-            }
-        )
+        self._authority.take_over()
         log.info("node %s takes over as the controller", self._node)
-        producer.init_transactions(ASK_S)
-        self._producer, self._vacant_s = producer, None
+        self._has_taken_over = True
         self._nonce = uuid.uuid4().hex
         self._has_read_own_name = False
         self._written.clear()
@@ -189,9 +151,9 @@ class Controller:
         """The cluster begins here."""
         record = ClusterRecord(
             identity=uuid.uuid4().hex,
-            shards=self._options.shards,
+            shards=self._shards,
             entropy=os.urandom(ENTROPY_BYTES),
-            name=self._options.cluster,
+            name=self._cluster,
         )
         self._write({"cluster": record})
         self._next_look_s = _now_s() + RETRY_S
@@ -199,7 +161,7 @@ class Controller:
     def _alive(self, now_s: float) -> list[str]:
         """The nodes that live, have said where they are, and do not leave."""
         nodes = self._ledger.nodes
-        return sorted(name for name in self.liveness.alive(now_s) if name in nodes and nodes[name].state != "gone")
+        return sorted(name for name in self._authority.alive(now_s) if name in nodes and nodes[name].state != "gone")
 
     def _can_reach(self, name: str) -> bool:
         """Whether a node speaks a version of links that this build speaks, too: if not, it is to have no shards."""
@@ -264,22 +226,12 @@ class Controller:
     # -- writing --
 
     def _write(self, records: Mapping[str, Record]) -> None:
-        assert self._producer is not None
-        self._producer.begin_transaction()
-        for key, record in records.items():
-            self._producer.produce(self._options.partitions_topic, key=key.encode(), value=encode(record))
-        self._producer.commit_transaction(ASK_S)
+        self._authority.write(records)
         self._written_s = _now_s()
 
-    def _failed(self, error: KafkaError) -> None:
-        """Whatever it was, the producer is not used again: what it wrote is either there, or was given up."""
-        if error.code() in _FENCED or error.fatal():
-            log.warning("the controller was fenced, or has failed: %s", error)
-        else:
-            log.warning("a decision could not be written: %s", error)
-        self._written.clear()
-        self._producer = None
-        self._next_look_s = _now_s() + RETRY_S
+    def _drop(self) -> None:
+        self._has_taken_over = False
+        self._authority.drop()
 
 
 def _now_s() -> float:

@@ -88,20 +88,17 @@ class Segments:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, list[Segment]] = {}
+        self.by_queue: dict[int, list[Segment]] = {}
         """By queue, in the order of their numbers."""
-        self._dirty: dict[Segment, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._of)
+        self.dirty: dict[Segment, None] = {}
 
     def of(self, queue_id: int) -> list[Segment]:
         """The segments of a queue."""
-        return self._of.get(queue_id, [])
+        return self.by_queue.get(queue_id, [])
 
     def of_key(self, key: ChunkKey) -> Segment | None:
         """The segment that a chunk is in."""
-        found = self._of.get(key.queue_id)
+        found = self.by_queue.get(key.queue_id)
         if found is None or key.order or key.lane >> 4:  # of a kind other than NORMAL, or of a channel
             return None
         at = bisect_right(found, key.base, key=_first_of) - 1
@@ -109,40 +106,40 @@ class Segments:
 
     def add(self, segment: Segment) -> None:
         """Staged chunks have got their numbers."""
-        insort(self._of.setdefault(segment.queue_id, []), segment, key=_first_of)
-        self._dirty[segment] = None
+        insort(self.by_queue.setdefault(segment.queue_id, []), segment, key=_first_of)
+        self.dirty[segment] = None
 
     def count(self, segment: Segment, messages: int) -> None:
         """A segment has so many messages more, or fewer; without any it goes."""
         segment.left += messages
-        self._dirty[segment] = None
+        self.dirty[segment] = None
         if segment.left <= 0:
-            found = self._of[segment.queue_id]
+            found = self.by_queue[segment.queue_id]
             found.remove(segment)
             if not found:
-                del self._of[segment.queue_id]
+                del self.by_queue[segment.queue_id]
 
     def drop(self, queue_id: int, changes: Changes) -> None:
         """All chunks of a queue go."""
-        for segment in self._of.pop(queue_id, []):
-            self._dirty.pop(segment, None)
+        for segment in self.by_queue.pop(queue_id, []):
+            self.dirty.pop(segment, None)
         changes.drop(keys.record(keys.Kind.SEGMENT, queue_id))
 
     def save(self, changes: Changes) -> None:
         """Write what has changed."""
-        for segment in self._dirty:
+        for segment in self.dirty:
             changes.records[segment.record_key] = msgspec.msgpack.encode(segment.record) if segment.left > 0 else None
-        self._dirty.clear()
+        self.dirty.clear()
 
     def restore(self, key: bytes, data: bytes) -> Segment:
         """Take a segment back from its record."""
         segment = Segment(*keys.unpack_segment(key), msgspec.msgpack.decode(data, type=SegmentRecord))
-        insort(self._of.setdefault(segment.queue_id, []), segment, key=_first_of)
+        insort(self.by_queue.setdefault(segment.queue_id, []), segment, key=_first_of)
         return segment
 
     def snapshot(self) -> dict[str, Any]:
         """All that is stored of them, comparable."""
-        every = (segment for found in self._of.values() for segment in found)
+        every = (segment for found in self.by_queue.values() for segment in found)
         return {each.record_key.hex(): msgspec.to_builtins(each.record) for each in every}
 
 

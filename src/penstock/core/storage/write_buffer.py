@@ -43,7 +43,7 @@ class WriteBuffer:
         """Write a chunk with the next commit."""
         packed = key.packed
         cache = self._cache
-        segment = self.segments.of_key(key) if self.segments else None
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
         if segment is None:
             self.changes.chunks[packed] = chunk
         else:
@@ -60,7 +60,7 @@ class WriteBuffer:
     def delete(self, key: ChunkKey) -> None:
         """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
         stored = key.packed
-        segment = self.segments.of_key(key) if self.segments else None
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
         if segment is not None:
             stored = segment.stored(key).packed
             self.segments.count(segment, -(key.messages or 1))
@@ -84,7 +84,7 @@ class WriteBuffer:
         return chunk
 
     def _read(self, key: ChunkKey) -> Chunk:
-        segment = self.segments.of_key(key) if self.segments else None
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
         stored = key if segment is None else segment.stored(key)
         chunk = self._pending(stored.packed)
         if chunk is None:
@@ -111,7 +111,7 @@ class WriteBuffer:
 
     def read_stored(self, packed: bytes) -> bytes:
         """A chunk's stored form, unchecked, by its packed key; `ChunkDamaged` if it is not there."""
-        if self.segments and (segment := self.segments.of_key(key := ChunkKey.unpack(packed))) is not None:
+        if self.segments.by_queue and (segment := self.segments.of_key(key := ChunkKey.unpack(packed))) is not None:
             packed = segment.stored(key).packed
         for layer in (self.changes, *reversed(self.committing)):
             pending = layer.chunks.get(packed)
@@ -125,7 +125,7 @@ class WriteBuffer:
     def keys(self, queue_id: int, lane: int, base: int = 0, limit: int = 256, order: int = 0) -> list[ChunkKey]:
         """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
         found = self._stored_keys(queue_id, lane, base, limit, order)
-        if not self.segments or order:
+        if not self.segments.by_queue or order:
             return found
         staged: list[ChunkKey] = []
         for segment in self.segments.of(queue_id):
@@ -199,7 +199,8 @@ class WriteBuffer:
             entry.stored = True
             self.changes.records[record_key] = window.encode(entry)
         self._entries = {}
-        self.segments.save(self.changes)
+        if self.segments.dirty:
+            self.segments.save(self.changes)
         changes, self.changes = self.changes, Changes()
         self.committing.append(changes)
         return changes

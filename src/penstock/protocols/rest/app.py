@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, quote, unquote
 import msgspec
 
 from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
-from penstock.core.commands import Ack, CommitWork, QueueStats, Send, Sent, Stats
+from penstock.core.commands import Ack, CommitWork, Send, Sent, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.front_end import STATUS
@@ -403,23 +403,19 @@ class RestApp:
             return _plain(401, "metrics need an access key and its secret", challenge)
         except PenstockError as error:
             return _plain(503, str(error))
-        if self._services.gather_metrics is not None:
-            sources = await self._services.gather_metrics()
-        else:
-            sources = [*self._services.metric_sources, self._process.families]
+        sources = [*self._services.metric_sources, self._process.families]
         text = await render_in_passing([*sources, lambda: tally_families(tally), *queue_sources(stats)])
         return 200, (("content-type", CONTENT_TYPE),), text
 
     async def _count_queues(self, principal: Principal, only: list[str]) -> tuple[Tally, list[Stats]]:
         """All queues that the caller may read, added up; and the exact counts of those that are shown one by one."""
         shard, settings = self._services.shard, self._services.settings.metrics
-        is_local = self._services.gather_metrics is None
         tally = Tally(settings.queues, settings.always, only)
-        await tally.take(shard, principal, local=is_local)
+        await tally.take(shard, principal, local=True)
         found: list[Stats] = []
         for name in tally.shown():
             with contextlib.suppress(QueueNotFound, QueueDamaged):
-                found.append(await (shard.local_stats(name) if is_local else shard.call(QueueStats(name=name))))
+                found.append(await shard.local_stats(name))
         return tally, found
 
 

@@ -1,9 +1,9 @@
-"""A node's place in the cluster: it is seen to be alive, and it knows what the partitions topic says.
+"""A cluster in Kafka: a node is seen to be alive, and it knows what the partitions topic says.
 
 One thread for each node does all of it:
 
 - A consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
-  in batches, to the event loop, which has a ledger of its own (`KafkaMaps`). So nothing is shared, and nothing locked.
+  in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
 - The same thread is the *controller* (`controller.py`), if this node is it.
 - A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
   so a node whose loop stands still is silent (`liveness.py`).
@@ -12,23 +12,31 @@ One thread for each node does all of it:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from penstock.cluster.base import ClusterMap
+from penstock.cluster.membership.base import Batch, Listeners
+from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.placement.controller import Controller
+from penstock.cluster.placement.kafka import kafka_controller
 from penstock.core.errors import PenstockError
+from penstock.core.storage.chunk import Chunk
+from penstock.server.settings import Settings
+from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
+from penstock.store.kafka import open_kafka, prepare_topics
+from penstock.store.lock import lock_for_node
 
 READ_RECORDS_MAX = 1_000
 POLL_S = 0.05
@@ -40,26 +48,51 @@ _BEGINNING = -2
 
 log = logging.getLogger("penstock.cluster")
 
-Batch = list[tuple[int, str, bytes | None]]
+
+class KafkaEngine:
+    """A cluster in Kafka. A `ClusterEngine`."""
+
+    name = "Kafka"
+    records = "the partitions topic"
+
+    def __init__(self, settings: Settings) -> None:
+        self._options = settings.kafka_options()
+        self._data = Path(settings.server.data)
+        self._opened = contextlib.ExitStack()
+        self.cluster, self.shards = self._options.cluster, self._options.shards
+
+    def prepare(self) -> None:
+        self._opened.callback(lock_for_node(self._data).release)
+        self._topics = prepare_topics(self._options)
+
+    def open_store(self, shard: int) -> Store:
+        return open_kafka(self._options, shard, self._data, topics=self._topics, check_chunk=Chunk.decode)
+
+    def join(self, node: str, session_timeout_s: float, cool_down_s: float, listeners: Listeners) -> KafkaMembership:
+        return KafkaMembership(self._options, node, session_timeout_s, cool_down_s, listeners)
+
+    def look(self, *, is_quick: bool = False) -> Inspection:
+        return Inspection(self._options, is_quick=is_quick)
+
+    def close(self) -> None:
+        self._opened.close()
 
 
-class Membership:
-    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` leaves the group."""
+class KafkaMembership:
+    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` ends it."""
 
     def __init__(
         self,
         options: KafkaOptions,
         node: str,
-        *,
         session_timeout_s: float,
         cool_down_s: float,
-        on_records: Callable[[Batch], None],
-        on_failed: Callable[[Exception], None],
+        listeners: Listeners,
     ) -> None:
         self._options = options
         self._node = node
-        self._on_records = on_records
-        self._on_failed = on_failed
+        self._on_records = listeners.on_records
+        self._on_failed = listeners.on_failed
         self._loop = asyncio.get_running_loop()
         self._ledger = Ledger()
         self._is_current = False
@@ -74,11 +107,17 @@ class Membership:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
-        self.controller = Controller(options, node, self._ledger, session_timeout_s, cool_down_s)
+        self.controller, self._liveness = kafka_controller(options, node, self._ledger, session_timeout_s, cool_down_s)
 
     def start(self) -> None:
         """Join."""
         self._thread.start()
+
+    def beat(self) -> None:
+        """The loop is alive as long as it has records written."""
+
+    def note_dead_links(self, names: frozenset[str]) -> None:
+        self._liveness.dead_links = names
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -143,11 +182,13 @@ class Membership:
             self._ledger.apply(*record)
             kind, _, name = record[1].partition("/")
             if kind == "load" and was_current:  # before, it may have been said long ago
-                self.controller.heard(name)
+                self._liveness.heard(name, time.monotonic())
         if batch:
             self._tell(self._on_records, batch)
         if self._is_current and not was_current:
-            self.controller.caught_up()
+            nodes = self._ledger.nodes
+            present = (name for name, node in nodes.items() if node.state != "gone")
+            self._liveness.presume(present, time.monotonic())
             self._tell(self._caught_up, [])
 
     def _caught_up(self, nothing: Batch) -> None:
@@ -193,39 +234,6 @@ class Membership:
 def _delivered(error: KafkaError | None, message: Any) -> None:
     if error is not None:
         log.error("the record %r could not be written to the partitions topic: %s", message.key(), error)
-
-
-class KafkaMaps:
-    """The map, from the records that a `Membership` has read. Lives in the loop. A `ClusterMaps`."""
-
-    def __init__(self, own: str) -> None:
-        self.ledger = Ledger()
-        self._own = own
-        self._shards = 0
-        self._current = ClusterMap(0, own, (), {})
-        self._listeners: list[Callable[[ClusterMap], None]] = []
-
-    def take(self, records: Batch) -> None:
-        """Read some records, and tell who listens if the map is another one now."""
-        for record in records:
-            self.ledger.apply(*record)
-        if self.ledger.cluster is not None:
-            self._shards = self.ledger.cluster.shards
-        newest = self.ledger.map_for(self._own, self._shards)
-        if (newest.owners, newest.nodes) == (self._current.owners, self._current.nodes):
-            return
-        self._current = newest
-        for listener in list(self._listeners):
-            try:
-                listener(newest)
-            except Exception:
-                log.exception("a listener failed")
-
-    def current(self) -> ClusterMap:
-        return self._current
-
-    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
-        self._listeners.append(listener)
 
 
 # -- the topic ---------------------------------------------------------------------------------------------------------
