@@ -13,8 +13,8 @@ INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip
 COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
-EXTRAS := arrow,kafka,zookeeper,spark,lakes,outbox,nsq,sns,docs,dev
-COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
+EXTRAS := arrow,kafka,zookeeper,spark,schemas,lakes,outbox,nsq,sns,docs,dev
+COVERING ?= tests/core tests/store tests/test_salvage.py tests/test_backup.py tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
 SEEDS ?= 10000
@@ -22,10 +22,11 @@ KILLS ?= 500
 FAULT_SEEDS ?= 100
 SALVAGE_SEEDS ?= 1000
 SOAK_SECONDS ?= 180
-CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client protocols-nsq-clients cluster-membership-test_group_silence.py shards
+CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client protocols-nsq-clients cluster-membership-test_broker_silence.py shards
 PIPELINE_KILLS ?= 20
 LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
+SNS_KILLS ?= 50
 SEED ?= 1000
 BROKERS ?= 1
 SERVERS ?= 1
@@ -68,7 +69,7 @@ test: $(INSTALLED) ## Run every test, the doctests included, in some processes s
 	$(BIN)/python -m tools.test
 
 coverage: $(INSTALLED) ## Say how much of the core and of the embedded store the tests reach, lines and branches; fail below CORE_COVERAGE and STORE_COVERAGE percent
-	PENSTOCK_SEEDS=50 $(BIN)/python -m coverage run -m pytest $(COVERING)
+	PENSTOCK_TEST_SEEDS=50 $(BIN)/python -m coverage run -m pytest $(COVERING)
 	$(BIN)/python -m coverage report --include='src/penstock/core/*' --fail-under=$(CORE_COVERAGE)
 	$(BIN)/python -m coverage report --include='src/penstock/store/*' --omit='*kafka*' --fail-under=$(STORE_COVERAGE)
 
@@ -84,7 +85,7 @@ wheel: $(INSTALLED) ## Build dist/: a source distribution, and a wheel with the 
 wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the package that people install
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
-	PYTHONPATH=$(CURDIR)/build/wheel $(BIN)/python -m pytest -o pythonpath="$(CURDIR)/build/wheel ." tests
+	$(BIN)/python -m tools.test --package build/wheel
 
 new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH or of pyenv (options: NEW_USER="--python P --compiled")
 	$(BIN)/python -m tools.new_user $(NEW_USER)
@@ -94,7 +95,7 @@ image-test: $(SERVING) ## Build the image by the Dockerfile's steps without Dock
 	$(BIN)/python -m tools.image try build/image
 
 compiled: compile ## Run the tests on the compiled package
-	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests
+	$(BIN)/python -m tools.test --package $(COMPILED)
 
 check: $(INSTALLED) ## Lint, check the format, check the types
 	$(BIN)/ruff check
@@ -112,7 +113,7 @@ docs: $(DOCUMENTING) ## Build the documentation site into build/site; fail on a 
 bench: compile ## Run every benchmark on the compiled package, add the run to docs/benchmarks-history.md and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes, pipelines and servers that publish (*_KILLS)
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
@@ -123,6 +124,8 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines.ready.soak --kills $(PIPELINE_KILLS)
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS)
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where workers
 
 interop: $(INSTALLED) ## Run NSQ's own programs and Airflow's SQS triggers against Penstock (builds and fetches them: needs Go, 400 MB)
 	$(BIN)/python -m bench.nsq_tools
@@ -140,7 +143,7 @@ zookeeper-up: $(INSTALLED) ## Run SERVERS servers of Apache ZooKeeper on this ma
 zookeeper-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.zookeeper down
 
-cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
+cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers (PENSTOCK_TEST_ENGINE=zookeeper: servers of ZooKeeper), and on shards of two nodes
 
 cluster-test-%: $(INSTALLED)
 	@echo "== tests/$(subst -,/,$*) on three nodes over three brokers"
@@ -151,9 +154,10 @@ cluster-test-shards: $(INSTALLED)
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq --ignore=tests/protocols/nsq/clients
 
-cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
+cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default settings) and networks of a cluster under load, in 25 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka
 	$(BIN)/python -m bench.broker_loss
 	$(BIN)/python -m bench.broker_loss --how pause
 

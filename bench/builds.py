@@ -1,15 +1,16 @@
 """What do the compiled build and credentials change? The server's processor time for a message, at each front end.
 
-    python -m bench.builds [--quick]
+    python -m bench.builds [--quick] [--before SOURCES]
 
-Up to four servers take turns: from the sources and compiled (`make compile`), each without and with credentials. A
-message is sent, received and acknowledged, one at a time, by 16 clients at once; SQS also in batches of 10. Over NSQ
-messages are published only. What is counted is processor time of the server's process: a busy machine changes it less
-than rates.
+Up to four servers take turns: from the sources and compiled (`make compile`), each without and with credentials. With
+`--before` it is two: the sources, and those of another version, without credentials. A message is sent, received and
+acknowledged, one at a time, by 16 clients at once; SQS also in batches of 10. Over NSQ messages are published only.
+What is counted is processor time of the server's process: a busy machine changes it less than rates.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 import penstock
 from bench import sqs_credentials
-from bench.measure import Contender, Measured, at_most, empty_directory, parse_scale, plain, report, table, take_turns
+from bench.measure import Contender, Measured, Scale, at_most, empty_directory, plain, report, table, take_turns
 from bench.sqs_credentials import ACCESS_KEY, SECRET
 from bench.sqs_load import Address, Load, Script, Server, text
 from tools import compile as compiler
@@ -165,12 +166,20 @@ LOADS: dict[str, Callable[[Serving, str, float], float]] = {
 
 def main() -> None:
     """Measure in turns, and print the table."""
-    scale = parse_scale(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="just enough to see that it runs")
+    parser.add_argument("--before", metavar="SOURCES", type=Path, help="the src directory of another version")
+    given = parser.parse_args()
+    scale = Scale(given.quick)
     count_s = 0.05 if scale.quick else COUNT_S
     builds = {"sources": compiler.SOURCES}
-    if (compiler.OUTPUT / compiler.STAMP).exists():
+    if given.before is not None:
+        builds = {"before": given.before, "sources": compiler.SOURCES}
+    elif (compiler.OUTPUT / compiler.STAMP).exists():
         builds["compiled"] = compiler.OUTPUT
     kinds = {f"{build}{', credentials' * signed}": (build, signed) for build in builds for signed in (False, True)}
+    if given.before is not None:
+        kinds = {build: (build, False) for build in builds}
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with empty_directory() as directory, ExitStack() as stack:
         servers = {
@@ -179,6 +188,14 @@ def main() -> None:
         }
         turns = scale.turns(TURNS)
         measured = {row: _measure(row, servers, f"q{at}", turns, count_s) for at, row in enumerate(LOADS)}
+    if given.before is not None:
+        lines = [
+            [row, *(plain(found.rate(name)) for name in kinds), str(found.ratio("sources", "before"))]
+            for row, found in measured.items()
+        ]
+        header = ["us of processor time a message", *kinds, "sources to before"]
+        report("builds. The sources, and those of another version", TEXT.strip(), table(header, lines))
+        return
     best = list(builds)[-1]
     rows = []
     for row, found in measured.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.measure import (
     BODY_BYTES,
@@ -35,6 +36,7 @@ from bench.measure import (
 from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
+from penstock.spark.source import KAFKA_COLUMNS, PenstockDataSource
 from penstock.spark.worker_python import worker_python
 from penstock.wire.pieces import Target, encode_section
 
@@ -92,6 +94,11 @@ class Bench:
         reader = self.spark.readStream if stream else self.spark.read
         return reader.schema(self.penstock(url=True).schema).parquet(str(self.directory / "rows.parquet"))
 
+    def memory(self) -> Any:
+        """As many rows, in Arrow batches that a source in Python has ready: no such source can be faster."""
+        self.spark.dataSource.register(_Ready)
+        return self.spark.read.format("ready").options(rows=str(self.count)).load()
+
     # -- what is measured --
 
     def read(self, frame: Any) -> float:
@@ -133,6 +140,7 @@ class Bench:
     def readers(self) -> dict[str, Callable[[], float]]:
         """Who reads in turns."""
         return {
+            "memory": lambda: self.read(self.memory()),
             "parquet": lambda: self.read(self.parquet()),
             "directory": lambda: self.read(self.penstock(url=False)),
             "server": lambda: self.read(self.penstock(url=True)),
@@ -214,6 +222,37 @@ class Bench:
 _JSON = {"content-type": "application/json"}
 
 
+class _Ready(DataSource):
+    """The columns of a queue, from memory."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def schema(self) -> str:
+        return PenstockDataSource({}).schema()
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _ReadyReader(int(self.options["rows"]))
+
+
+class _ReadyReader(DataSourceReader):
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(self.rows // PARTITIONS) for _ in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from penstock.spark.source import kafka_columns
+        from penstock.wire.arrow import BASE_COLUMNS, record_batch
+
+        chunk = Chunk.of(0, 0, bodies_like_data(_CHUNK))
+        batch = kafka_columns("rows", record_batch(chunk, 0, _CHUNK, BASE_COLUMNS), tuple(KAFKA_COLUMNS))
+        for _ in range(partition.value // _CHUNK):
+            yield batch
+
+
 class _Server:
     """`penstock serve` on free ports."""
 
@@ -260,19 +299,41 @@ def _session(directory: Path) -> Any:
     return builder.getOrCreate()
 
 
-def in_turns(contenders: dict[str, Callable[[], float]], turns: int, *, warm_up: bool) -> dict[str, list[float]]:
-    """Let them run in turns, after one turn that does not count, if wanted."""
+def in_turns(
+    contenders: dict[str, Callable[[], float]], turns: int, spent_s: dict[str, list[float]], *, warm_up: bool
+) -> dict[str, list[float]]:
+    """Let them run in turns, after one that does not count, if wanted. `spent_s` gets the processor time of each."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-1 if warm_up else 0, turns):
         for name, contender in contenders.items():
+            before_s = processor_s()
             rate = contender()
             if turn >= 0:
                 rates[name].append(rate)
+                spent_s.setdefault(name, []).append(processor_s() - before_s)
     return rates
 
 
+def processor_s() -> float:
+    """Seconds of processor time of this process and all below it: Spark's JVM, its Python workers, the server."""
+    parents: dict[int, tuple[int, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = (int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"))
+    ours, found = {os.getpid()}, 0.0
+    while True:
+        below = {process for process, (parent, _) in parents.items() if parent in ours} - ours
+        if not below:
+            break
+        ours |= below
+    for process in ours:
+        found += parents[process][1]
+    return found
+
+
 def ratio(rates: dict[str, list[float]], name: str, to: str) -> Ratio:
-    """How many times faster one was than the other, turn by turn."""
+    """How many times one was the other, turn by turn."""
     return quartiles([one / other for one, other in zip(rates[name], rates[to], strict=True)])
 
 
@@ -306,8 +367,9 @@ def main() -> None:
         for frame in (bench.parquet(), bench.penstock(url=True), bench.penstock(url=False)):
             assert frame.count() == bench.count
         rates: dict[str, list[float]] = {}
+        spent_s: dict[str, list[float]] = {}
         for contenders in (bench.readers(), bench.streams(), bench.sinks()):
-            rates |= in_turns(contenders, bench.turns, warm_up=not scale.quick)
+            rates |= in_turns(contenders, bench.turns, spent_s, warm_up=not scale.quick)
         rates |= {name: found[-bench.turns :] for name, found in bench.trigger_rates.items()}
         files_s, penstock_s = bench.files_latency_s(), bench.penstock_latency_s()
     rows = []
@@ -322,6 +384,17 @@ def main() -> None:
         found = ratio(rates, name, other)
         cells = [plain(float(np.median(rates[each]))) for each in (name, other)]
         rows.append([what, *cells, str(found), "" if target is None else at_least(target, found)])
+    costs = []
+    for what, name, other, most in (
+        ("batch from a directory", "directory", "parquet", 1.5),
+        ("batch from a server", "server", "parquet", 1.5),
+        ("batch from a server, against ready batches in memory", "server", "memory", None),
+        ("ready batches in memory", "memory", "parquet", None),
+        ("stream into a queue, exactly once", "sink", "parquet sink", None),
+    ):
+        cost = ratio(spent_s, name, other)
+        cells = [plain(float(np.median(spent_s[each]))) for each in (name, other)]
+        costs.append([what, *cells, str(cost), "" if most is None else at_most(most, cost.median)])
     latency = [
         ["seconds from send to sink", plain(penstock_s), plain(files_s), plain(penstock_s / files_s)],
     ]
@@ -332,6 +405,8 @@ def main() -> None:
         f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is "
         "`processingTime` of 0 s; its rival is a stream of JSON files.",
         table(["what", "Penstock", "Parquet", "ratio", "target"], rows),
+        "Seconds of processor time: of the JVM, Python workers and the server, together.",
+        table(["what", "it", "against", "ratio", "target"], costs),
         table(["what", "Penstock", "files", "ratio", "target"], latency),
     )
 

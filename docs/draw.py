@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs import pictures, reference, story
+from docs import monitoring, pictures, reference, story
 from penstock.core.delivery.states import transition_table
 from penstock.core.queues import config
 from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
@@ -172,3 +172,6 @@ if __name__ == "__main__":
         (DOCS / file).write_text(page())
     for file, picture in pictures.PICTURES.items():
         (DOCS / file).write_text(picture())
+    for path, made in monitoring.FILES.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made())

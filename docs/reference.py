@@ -20,7 +20,6 @@ from penstock import cli
 from penstock.client.listening import ListenerMetrics
 from penstock.cluster.node import shard_families
 from penstock.cluster.routing.router import Router
-from penstock.cluster.workers.node import up_family
 from penstock.core.errors import PenstockError, ReceiptRefused
 from penstock.core.queues.config import SETTINGS
 from penstock.protocols.front_end import http_families
@@ -400,8 +399,8 @@ def _command_at(*path: str) -> click.Command:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def metrics() -> str:
-    """Every metric family, by who tells it."""
+def _metric_sources() -> dict[str, tuple[str, list[Iterable[Any]]]]:
+    """Section -> what there is to say about it, and who tells its families."""
     nobody: Any = SimpleNamespace(connections=(), accepted=0, refused=0, delivered=0)
     registry = SimpleNamespace(peer_count=0, name_count=0)
     lookup: Any = SimpleNamespace(registry=registry, _nodes=SimpleNamespace(connections_open=0))
@@ -409,7 +408,7 @@ def metrics() -> str:
     store: Any = SimpleNamespace(_recording=(), _store=SimpleNamespace(stats=StoreStats()))
     listener: Any = SimpleNamespace(in_hand=0)
     topics: Any = SimpleNamespace(counts={})
-    sources: dict[str, tuple[str, list[Iterable[Any]]]] = {
+    return {
         "Requests and connections": (
             "",
             [
@@ -425,11 +424,10 @@ def metrics() -> str:
             [queue_families([])],
         ),
         "The store": ("", [Node._store_metrics(store)]),
-        "Workers and nodes": (
-            "With `--workers`, every metric has the label `worker`, too. In a cluster, "
-            "the counts of all queues' messages (`penstock_messages_sent_total` and the like) have "
+        "Nodes": (
+            "In a cluster, the counts of all queues' messages (`penstock_messages_sent_total` and the like) have "
             "the labels `shard` and `node`.",
-            [shard_families({}, {}, ""), Router.families(router), [up_family()]],
+            [shard_families({}, {}, ""), Router.families(router)],
         ),
         "The lookup service": ("On the HTTP port of `penstock lookup`.", [LookupService._families(lookup)]),
         "Listeners": (
@@ -437,17 +435,32 @@ def metrics() -> str:
             [ListenerMetrics(listener, "", "", "").collect()],
         ),
     }
+
+
+def families_by_section() -> dict[str, dict[str, Any]]:
+    """Section -> name, as it is exposed -> metric family. A family that several tell is the first one's."""
     seen: set[str] = set()
-    parts = []
-    for title, (about, families) in sources.items():
-        rows = []
+    found: dict[str, dict[str, Any]] = {}
+    for title, (_, families) in _metric_sources().items():
+        section = found[title] = {}
         for family in (each for some in families for each in some):
             name = family.name + ("_total" if family.type == "counter" else "")
             if name not in seen:
                 seen.add(name)
-                labels = ", ".join(f"`{label}`" for label in family._labelnames)
-                rows.append((f"`{name}`", family.type, labels, family.documentation))
-        parts += [f"## {title}", *([about] if about else []), _table(("name", "type", "labels", "meaning"), rows)]
+                section[name] = family
+    return found
+
+
+def metrics() -> str:
+    """Every metric family, by who tells it."""
+    parts, told = [], {title: about for title, (about, _) in _metric_sources().items()}
+    for title, section in families_by_section().items():
+        rows = [
+            (f"`{name}`", each.type, ", ".join(f"`{label}`" for label in each._labelnames), each.documentation)
+            for name, each in section.items()
+        ]
+        said = [told[title]] if told[title] else []
+        parts += [f"## {title}", *said, _table(("name", "type", "labels", "meaning"), rows)]
     about = (
         "What `/metrics` on the HTTP port (9325) tells Prometheus. What to watch, and alerts: "
         "[Monitoring](../how-to/monitoring.md)."

@@ -1,6 +1,7 @@
-"""Three nodes of a cluster on a real Kafka, for suites that were written for one server: `PENSTOCK_TEST_CLUSTER=3`.
+"""Three nodes of a cluster, for suites that were written for one server: `PENSTOCK_TEST_CLUSTER=3`.
 
-Brokers (`PENSTOCK_TEST_BROKERS`, three) and nodes are started once in a session, when the first test needs them. Nodes
+They are on a real Kafka, or with `PENSTOCK_TEST_ENGINE=zookeeper` on a real ZooKeeper. Its servers
+(`PENSTOCK_TEST_BROKERS`, three) and the nodes are started once in a session, when the first test needs them. Nodes
 live in threads of the test's process, each with its own loop, its own shards, and real links to the others; they share
 a clock, which tests set forward or stop. Each server that a test starts is a front end of one of the nodes, of each in
 turn: it has a router of its own (`LentRouter`), so that it can be stopped while the node goes on.
@@ -32,11 +33,13 @@ from penstock.server.clock import SystemClock
 from penstock.server.settings import Settings, parse
 from penstock.server.shard import Call, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
+from tests.cluster.nodes import Backend
 from tests.kafka import loudly, unique_prefix
 from tools.kafka import QUICK_TO_START, KafkaCluster
 
 NODES = int(os.environ.get("PENSTOCK_TEST_CLUSTER", "0"))
 BROKERS = int(os.environ.get("PENSTOCK_TEST_BROKERS", "3"))
+ENGINE = os.environ.get("PENSTOCK_TEST_ENGINE", "kafka")
 SHARDS = 4
 SERVER_SCOPE: Literal["function", "package"] = "function" if NODES else "package"
 """Of servers that tests share: with a cluster each has one of its own, of the next node; that costs little there."""
@@ -44,9 +47,8 @@ START_S_MAX = 120.0
 RETRY_TIMEOUT_S = 60.0
 
 
-def settings_text(kafka: KafkaCluster, cluster: str, node: str) -> str:
+def settings_text(backend: Backend, cluster: str, node: str) -> str:
     """A penstock.toml's sections about the cluster."""
-    copies, in_sync = (3, 2) if BROKERS >= 3 else (1, 1)
     return f"""
 [cluster]
 name = "{cluster}"
@@ -55,11 +57,19 @@ node = "{node}"
 link_port = 0
 session_timeout_s = 10
 move_pause_s = 3600
-[kafka]
-bootstrap = "{kafka.bootstrap}"
-replication_factor = {copies}
-min_insync_replicas = {in_sync}
-"""
+{backend.settings_text(copies=3 if BROKERS >= 3 else 1)}"""
+
+
+def started_backend() -> Backend:
+    """Brokers of Kafka, or servers of ZooKeeper."""
+    if ENGINE == "kafka":
+        with loudly():
+            return KafkaCluster(BROKERS, java_options=(QUICK_TO_START,))
+    from tests import zookeeper
+    from tools.zookeeper import ZooKeeperEnsemble
+
+    with zookeeper.loudly():
+        return ZooKeeperEnsemble(BROKERS)
 
 
 class ClusterClock(SystemClock):
@@ -147,29 +157,28 @@ class Home:
 
 
 class Cluster:
-    """The session's brokers and nodes."""
+    """The session's servers and nodes."""
 
     def __init__(self) -> None:
         self.clock = ClusterClock()
         self._turns = itertools.count()
         self._opened = contextlib.ExitStack()
         self.homes: list[Home] = []
-        with loudly():
-            kafka = KafkaCluster(BROKERS, java_options=(QUICK_TO_START,))
-        self._opened.callback(kafka.close)
+        backend = started_backend()
+        self._opened.callback(backend.close)
         try:
-            self._start_nodes(kafka)
+            self._start_nodes(backend)
         except BaseException:
             self.close()
             raise
 
-    def _start_nodes(self, kafka: KafkaCluster) -> None:
+    def _start_nodes(self, backend: Backend) -> None:
         directory = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         self._opened.callback(self._stop_nodes)
         name = unique_prefix("suites")
         for node in (f"n{number}" for number in range(NODES)):
-            text = f'[server]\ndata = "{directory / node}"\nengine = "kafka"\nstop_grace_s = 1\n'
-            self.homes.append(Home(parse(text + settings_text(kafka, name, node)), self.clock))
+            text = f'[server]\ndata = "{directory / node}"\nengine = "{ENGINE}"\nstop_grace_s = 1\n'
+            self.homes.append(Home(parse(text + settings_text(backend, name, node)), self.clock))
         for home in self.homes:
             home.wait()
 

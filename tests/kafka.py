@@ -27,6 +27,11 @@ _shared: list[KafkaCluster] = []
 @pytest.fixture(scope="session")
 def kafka() -> KafkaCluster:
     """The session's broker. It ends with the process, so that modules which import this fixture share one."""
+    return shared_kafka()
+
+
+def shared_kafka() -> KafkaCluster:
+    """The same, for other fixtures."""
     if not _shared:
         with loudly():
             _shared.append(KafkaCluster(1, java_options=(QUICK_TO_START,)))

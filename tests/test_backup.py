@@ -26,7 +26,7 @@ from penstock.salvage import check, stores_in
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.layout import BACKUP_INCOMPLETE_NAME, CLUSTER_NAME, JOURNAL_NAME
 from penstock.store.view import StoreView
-from tests.cluster.workers.test_workers import WORKERS, WorkersServer, name_in
+from tests.compat.server import name_in, serving
 from tests.test_salvage import penstock_store, spoil
 
 BACKUPS = 12
@@ -185,16 +185,9 @@ def test_copy_that_was_cut_short_does_not_open(data: Path, tmp_path: Path, monke
     assert [finding.where for finding in check(tmp_path / "copy")] == [BACKUP_INCOMPLETE_NAME]
 
 
-# -- workers -----------------------------------------------------------------------------------------------------------
+# -- several shards ----------------------------------------------------------------------------------------------------
 
-
-@contextlib.contextmanager
-def workers(directory: Path) -> Iterator[WorkersServer]:
-    server = WorkersServer(directory)
-    try:
-        yield server.start()
-    finally:
-        server.end()
+SHARDS = 2
 
 
 class Circling:
@@ -228,12 +221,12 @@ class Circling:
                     self.moves += len(taken)
 
 
-def test_backup_of_workers_loses_and_doubles_nothing_that_goes_from_shard_to_shard(tmp_path: Path) -> None:
+def test_backup_of_several_shards_loses_and_doubles_nothing_that_goes_from_shard_to_shard(tmp_path: Path) -> None:
     tokens, plain = {f"token {number}".encode() for number in range(60)}, ["plain-a", "plain-b"]
-    queues = [name_in(shard, "circle") for shard in range(WORKERS)]
+    queues = [name_in(shard, "circle") for shard in range(SHARDS)]
     copies = [tmp_path / f"copy-{number}" for number in range(BACKUPS)]
     (tmp_path / "served").mkdir()
-    with workers(tmp_path / "served") as server:
+    with serving(tmp_path / "served", shards=SHARDS) as server:
         url = f"penstock://127.0.0.1:{server.http_port}"
         with penstock.connect(url) as ps:
             for name in queues:
@@ -248,7 +241,7 @@ def test_backup_of_workers_loses_and_doubles_nothing_that_goes_from_shard_to_sha
                 sents.append(set(traffic.sent))
                 done = back_up(server.data, copy)
                 ackings.append(set(traffic.acking))
-                assert (done.stores, done.findings) == (WORKERS, [])
+                assert (done.stores, done.findings) == (SHARDS, [])
     for copy, sent, acking in zip(copies, sents, ackings, strict=True):
         assert (copy / CLUSTER_NAME).read_bytes() == (server.data / CLUSTER_NAME).read_bytes()
         found = contents(copy)

@@ -76,7 +76,8 @@ from penstock.protocols.rest.shapes import QueueSettings
 print(json.dumps(msgspec.json.schema(QueueSettings)["$defs"]["QueueSettings"]["properties"]["patience"]))
 """
     number = {"type": "number", "minimum": 1, "maximum": 60}
-    described = {"anyOf": [number, {"type": "null"}], "description": "How long we are patient.", "x-default": "5"}
+    described = {"anyOf": [number, {"type": "null"}], "description": "How long we are patient."}
+    described |= {"x-default": "5", "x-unit": "seconds"}
     assert json.loads(copy.printed(code)) == described
 
 

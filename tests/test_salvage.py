@@ -18,8 +18,6 @@ import pytest
 
 import penstock
 from penstock.cli import store as store_commands
-from penstock.cluster.workers.node import shard_directory
-from penstock.cluster.workers.workers import open_cluster_file
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import ChunkDamaged, StoreError
@@ -33,6 +31,8 @@ from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.frames import FRAMES_START
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.sharded import read_cluster_file, shard_directory
+from tests.compat.server import divide
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of, spans_of
 from tests.store import flips
 from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, Content, Flipper, here
@@ -325,10 +325,10 @@ def test_standard_queue_with_the_name_of_a_fifo_queue_stays_one(tmp_path: Path) 
         assert [message.body for message in ps.queue("x.fifo").receive(5)] == [b"a", b"b"]
 
 
-def make_workers(directory: Path) -> dict[int, str]:
-    """A directory of two workers, a queue in each, and one in both."""
+def make_shards(directory: Path) -> dict[int, str]:
+    """A directory with two shards, a queue in each, and one in both."""
     directory.mkdir()
-    entropy = open_cluster_file(directory, 2).entropy
+    entropy = divide(directory, 2).entropy
     names = {shard: here("own", shard) for shard in range(2)}
     for shard in range(2):
         store = open_embedded(shard_directory(directory, shard), background=False)
@@ -346,8 +346,8 @@ def make_workers(directory: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("gone", ["", CLUSTER_NAME, "shard-1/table.sqlite", "shard-0"])
-def test_directory_of_workers_is_salvaged_with_all_its_stores(tmp_path: Path, gone: str) -> None:
-    names = make_workers(tmp_path / "old")
+def test_directory_with_shards_is_salvaged_with_all_its_stores(tmp_path: Path, gone: str) -> None:
+    names = make_shards(tmp_path / "old")
     for shard in range(2):
         damage_record(tmp_path / "old" / f"shard-{shard}", Kind.COUNTERS)
         spoil(tmp_path / "old" / f"shard-{shard}", "DELETE FROM records WHERE key = ?", keys.record(Kind.META))
@@ -358,9 +358,9 @@ def test_directory_of_workers_is_salvaged_with_all_its_stores(tmp_path: Path, go
     assert penstock_store("check", "--data", tmp_path / "old").returncode == 1
     done = penstock_store("salvage", tmp_path / "old", tmp_path / "new")
     assert done.returncode == 0, done.stderr
-    entropy = open_cluster_file(tmp_path / "new", 2).entropy
+    entropy = read_cluster_file(tmp_path / "new" / CLUSTER_NAME).entropy
     if gone != CLUSTER_NAME:
-        assert entropy == open_cluster_file(tmp_path / "old", 2).entropy
+        assert entropy == read_cluster_file(tmp_path / "old" / CLUSTER_NAME).entropy
     for shard in range(2):
         if gone.startswith(f"shard-{shard}"):
             continue
@@ -369,8 +369,8 @@ def test_directory_of_workers_is_salvaged_with_all_its_stores(tmp_path: Path, go
         assert len(received(tmp_path / "new" / f"shard-{shard}", here("both"), shard, 2)) == 10
 
 
-def test_partition_whose_record_is_lost_gets_its_name_from_another_worker(tmp_path: Path) -> None:
-    make_workers(tmp_path / "old")
+def test_partition_whose_record_is_lost_gets_its_name_from_another_shard(tmp_path: Path) -> None:
+    make_shards(tmp_path / "old")
     spoil(tmp_path / "old" / "shard-1", "DELETE FROM records WHERE key = ?", keys.record(Kind.QUEUE, 2))
     assert "shard-1" in penstock_store("check", "--data", tmp_path / "old").stdout
     salvage(tmp_path / "old", tmp_path / "new")

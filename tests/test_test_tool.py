@@ -33,9 +33,9 @@ def run(directory: Path, **files: str) -> subprocess.CompletedProcess[str]:
     return call(directory, "[('beside',)], ('others',)")
 
 
-def call(directory: Path, groups: str) -> subprocess.CompletedProcess[str]:
+def call(directory: Path, groups: str, run: str = "main([]") -> subprocess.CompletedProcess[str]:
     """The tool over groups of tests, and others."""
-    code = f"import sys; from tools import test; sys.exit(test.main([], {groups}))"
+    code = f"import sys; from pathlib import Path; from tools import test; sys.exit(test.{run}, {groups}))"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     return subprocess.run(
         [sys.executable, "-c", code], cwd=directory, env=environment, capture_output=True, text=True, check=False
@@ -96,3 +96,21 @@ def test_what_is_below_two_groups_is_run_once(tmp_path: Path) -> None:
 def test_a_run_without_failures_passes(tmp_path: Path) -> None:
     ran = run(tmp_path, beside=WELL, others=WELL)
     assert ran.returncode == 0 and "FLAKY" not in ran.stdout and not (tmp_path / "build/flaky").exists()
+
+
+def test_the_tests_run_on_the_package_that_is_named_and_so_does_what_they_start(tmp_path: Path) -> None:
+    for where in ("src", "wheel"):
+        (tmp_path / where).mkdir()
+        (tmp_path / where / "thing.py").write_text(f"WHERE = {where!r}\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "test_thing.py").write_text(
+        "import subprocess, sys, thing\n\n"
+        "def test_here():\n    assert thing.WHERE == 'wheel'\n\n"
+        "def test_there():\n"
+        "    command = [sys.executable, '-c', 'import thing; assert thing.WHERE == \"wheel\"']\n"
+        "    assert subprocess.run(command).returncode == 0\n"
+    )
+    ran = call(tmp_path, "[], ('others',)", "on_package(Path('wheel'), ['-p', 'no:cacheprovider']")
+    assert ran.returncode == 0, ran.stdout
+    assert "2 passed" in ran.stdout

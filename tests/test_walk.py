@@ -13,16 +13,16 @@ from penstock.server import shard
 from tools.walk import walks
 
 CALLS_MAX = {
-    "SQS SendMessage": 98,
-    "SQS ReceiveMessage": 100,
-    "SQS DeleteMessage": 101,
-    "NSQ PUB to FIN": 230,
-    "websocket send to ack": 358,
+    "SQS SendMessage": 87,
+    "SQS ReceiveMessage": 88,
+    "SQS DeleteMessage": 84,
+    "NSQ PUB to FIN": 207,
+    "websocket send to ack": 313,
 }
 FILES_MAX = {
-    "SQS SendMessage": 26,
-    "SQS ReceiveMessage": 24,
-    "SQS DeleteMessage": 26,
+    "SQS SendMessage": 25,
+    "SQS ReceiveMessage": 23,
+    "SQS DeleteMessage": 24,
     "NSQ PUB to FIN": 31,
     "websocket send to ack": 42,
 }

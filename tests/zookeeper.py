@@ -25,6 +25,11 @@ _shared: list[ZooKeeperEnsemble] = []
 @pytest.fixture(scope="session")
 def zookeeper() -> ZooKeeperEnsemble:
     """The session's server. It ends with the process, so that modules which import this fixture share one."""
+    return shared_zookeeper()
+
+
+def shared_zookeeper() -> ZooKeeperEnsemble:
+    """The same, for other fixtures."""
     if not _shared:
         with loudly():
             _shared.append(ZooKeeperEnsemble(1))

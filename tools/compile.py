@@ -84,6 +84,9 @@ def modules(root: Path) -> list[str]:
     (True, False)
     """
     found = [path for pattern in COMPILED for path in sorted((root / "penstock").glob(pattern))]
+    named = {root / "penstock" / pattern for pattern in COMPILED if "*" not in pattern}
+    if left := [path.name for path in sorted(named) if path not in found or not _can_be_compiled(path)]:
+        raise SystemExit(f"{', '.join(left)}: named in COMPILED, and not there, or it declares structs: move these")
     return [str(path.relative_to(root)) for path in found if _can_be_compiled(path)]
 
 

@@ -215,6 +215,8 @@ class KafkaCluster:
     `disks` are directories for the data of some brokers, by number; the others keep it beside their logs.
     """
 
+    engine = "kafka"
+
     def __init__(
         self,
         brokers: int = 1,
@@ -249,6 +251,17 @@ class KafkaCluster:
     def bootstrap(self) -> str:
         """Every broker's address, as clients want them: `127.0.0.1:20001,127.0.0.1:20002`."""
         return ",".join(broker.address for broker in self._brokers)
+
+    @property
+    def flags(self) -> list[str]:
+        """How Penstock's command line finds it."""
+        return ["--bootstrap", self.bootstrap]
+
+    def settings_text(self, *, copies: int = 1, addresses: Sequence[str] = ()) -> str:
+        """The section of penstock.toml by which nodes find it, with so many copies of everything."""
+        in_sync = max(1, copies - 1)
+        counts = f"replication_factor = {copies}\nmin_insync_replicas = {in_sync}\n"
+        return f'[kafka]\nbootstrap = "{",".join(addresses) or self.bootstrap}"\n{counts}'
 
     def address(self, number: int) -> str:
         """One broker's address."""

@@ -4,7 +4,10 @@ Tests wait most of the time: for disks, timers and JVMs. One after the other the
 their processor time. So they are cut into groups, each a process of its own, and a few of these run at a time. When one
 has ended, the next one starts. The last group is whatever no other names, so that nothing is missed.
 
-    python -m tools.test [OPTIONS OF PYTEST]
+    python -m tools.test [--package DIRECTORY] [OPTIONS OF PYTEST]
+
+With `--package`, the tests run on the package in that directory, and not on the sources: on an unpacked wheel, or on
+the compiled copy. The doctests are left out then.
 
 What a group prints is shown when it has ended, with the time that it took.
 
@@ -37,7 +40,7 @@ GROUPS = (
     ("tests/spark",),
     ("tests/pipelines",),
     ("tests/pipelines/ready",),
-    ("tests/client",),
+    ("tests/cli", "tests/client"),
     ("tests/cluster",),
     ("tests/docs",),
     ("tests/protocols/nsq", "tests/protocols/lookup"),
@@ -185,5 +188,18 @@ def _show(test: str) -> None:
         sys.stdout.buffer.flush()
 
 
+def on_package(
+    directory: Path,
+    options: Sequence[str],
+    groups: Sequence[Sequence[str]] = GROUPS,
+    others: Sequence[str] = OTHERS[:1],
+) -> int:
+    """Run the tests on the package in a directory: here, and in the processes that tests start."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(directory.resolve()), os.environ.get("PYTHONPATH"))))
+    return main(["-o", f"pythonpath={directory.resolve()} .", *options], groups, others)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--package"]:
+        sys.exit(on_package(Path(sys.argv[2]), sys.argv[3:]))
     sys.exit(main(sys.argv[1:]))

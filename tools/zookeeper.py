@@ -23,7 +23,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +74,23 @@ class _Server:
         return self.directory / "server.log"
 
 
+def jars() -> Path:
+    """Where ZooKeeper's jars are; fetched if they are not there."""
+    try:
+        return fetched(_HOME / VERSION, f"ZooKeeper {VERSION}", _DEPENDENCIES)
+    except KafkaError as error:
+        raise ZooKeeperError(str(error)) from None
+
+
 class ZooKeeperEnsemble:
     """Servers 0, 1, ... that run. Use `zookeeper_ensemble`, or call `close` in a `finally`."""
+
+    engine = "zookeeper"
 
     def __init__(
         self, servers: int = 1, *, properties: Mapping[str, object] | None = None, guarded: bool = True
     ) -> None:
-        try:
-            self._jars = fetched(_HOME / VERSION, f"ZooKeeper {VERSION}", _DEPENDENCIES)
-        except KafkaError as error:
-            raise ZooKeeperError(str(error)) from None
+        self._jars = jars()
         self._guarded = guarded
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-zookeeper-"))
         (self.directory / "logback.xml").write_text(_LOGGING)
@@ -127,6 +134,15 @@ class ZooKeeperEnsemble:
         """Every server's address, as clients want them: `127.0.0.1:20001,127.0.0.1:20002`."""
         return ",".join(self.address(server.number) for server in self._servers)
 
+    @property
+    def flags(self) -> list[str]:
+        """How Penstock's command line finds it."""
+        return ["--zookeeper", self.hosts]
+
+    def settings_text(self, *, copies: int = 1, addresses: Sequence[str] = ()) -> str:
+        """The section of penstock.toml by which nodes find it. How many copies there are is the ensemble's affair."""
+        return f'[zookeeper]\nhosts = "{",".join(addresses) or self.hosts}"\n'
+
     def address(self, number: int) -> str:
         """One server's address."""
         return f"127.0.0.1:{self._servers[number].port}"
@@ -143,9 +159,22 @@ class ZooKeeperEnsemble:
         if wait:
             self._wait_until_it_serves(server)
 
+    def is_running(self, number: int) -> bool:
+        """Whether a server's process is there."""
+        process = self._servers[number].process
+        return process is not None and process.poll() is None
+
+    def stop(self, number: int) -> None:
+        """SIGTERM."""
+        _end(self._servers[number], signal.SIGTERM)
+
     def kill(self, number: int) -> None:
         """kill -9."""
         _end(self._servers[number])
+
+    def front_port(self, name: str, number: int) -> int:
+        """Where a server listens for those who come by a way of their own: where it listens for all."""
+        return self._servers[number].port
 
     def pause(self, number: int) -> None:
         """SIGSTOP: it says nothing more, and its connections stay."""
@@ -191,10 +220,10 @@ class ZooKeeperEnsemble:
             time.sleep(0.05)
 
 
-def _end(server: _Server) -> None:
+def _end(server: _Server, how: signal.Signals = signal.SIGKILL) -> None:
     process, server.process = server.process, None
     if process is not None:
-        process.kill()
+        process.send_signal(how)
         process.wait()
     if server.guard is not None:
         server.guard.kill()

@@ -23,7 +23,7 @@ export const hasToken = (): boolean => sessionStorage.getItem(TOKEN) !== null;
 export const setToken = (token: string): void => sessionStorage.setItem(TOKEN, token);
 export const forgetToken = (): void => sessionStorage.removeItem(TOKEN);
 
-type Key = keyof Operations;
+export type Key = keyof Operations;
 type Given<K extends Key> = Operations[K]["asked"];
 
 async function request(method: string, path: string, accept: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
@@ -71,8 +71,11 @@ export async function ask<K extends Key>(
   ...[given]: object extends Given<K> ? [Given<K>?] : [Given<K>]
 ): Promise<Operations[K]["answer"]> {
   const [method, path] = address(key, given);
-  const response = await request(method, path, "application/json", (given as { body?: unknown } | undefined)?.body);
-  const text = await response.text();
+  return askAt<K>(method, path, (given as { body?: unknown } | undefined)?.body);
+}
+
+export async function askAt<K extends Key>(method: string, path: string, body?: unknown): Promise<Operations[K]["answer"]> {
+  const text = await (await request(method, path, "application/json", body)).text();
   return (text ? JSON.parse(text) : undefined) as Operations[K]["answer"];
 }
 
@@ -88,6 +91,7 @@ export interface Schema {
   maximum?: number;
   description?: string;
   "x-default"?: string;
+  "x-unit"?: string;
   anyOf?: Schema[];
 }
 let document_: Promise<Record<string, Schema>> | undefined;
@@ -124,6 +128,9 @@ export function may(right: Right, queue?: string): boolean {
     (grant) => grant.rights.includes(right) && (queue === undefined || grant.queues.some((each) => pattern(each).test(queue))),
   );
 }
+/** Whether the person may do this with every queue. */
+export const mayAll = (right: Right): boolean =>
+  !!me && (right === "read" || !me.read_only) && me.grants.some((grant) => grant.rights.includes(right) && grant.queues.includes("*"));
 export const who = (): Me | undefined => me;
 
 // -- the stream --------------------------------------------------------------------------------------------------------
@@ -138,8 +145,17 @@ export interface Sample {
 }
 const SAMPLES_MAX = 900;
 const RETRY_MS = 2000;
+const RESTART_MS = 30;
+const ANSWER = "event: answer\ndata:";
+interface Told {
+  path: string;
+  answer?: unknown;
+  problem?: { status: number; code: string; detail: string };
+}
 
-/** One stream for the whole page: the server's counts and rates every second, and those of the queue that is looked at. */
+export type Answered = (answer: unknown, problem: Problem | undefined) => void;
+
+/** One stream for the whole page: counts and rates every second, and answers of what is watched when they change. */
 class Stream {
   now: Live | undefined;
   isOn = false;
@@ -148,12 +164,33 @@ class Stream {
   private queue: string | undefined;
   private wanted = false;
   private stop = new AbortController();
+  private readonly watched = new Map<string, Set<Answered>>();
+  private restarting: number | undefined;
+  private isRefused = false;
 
   follow(queue: string | undefined): void {
     if (this.wanted && queue === this.queue) return;
     this.queue = queue;
     this.wanted = true;
-    this.restart();
+    this.later();
+  }
+  /** Be told the answer of an operation whenever it changes. */
+  watch(path: string, tell: Answered): () => void {
+    const told = this.watched.get(path) ?? new Set();
+    this.watched.set(path, told.add(tell));
+    if (told.size === 1) this.later();
+    return () => {
+      told.delete(tell);
+      if (told.size || this.watched.get(path) !== told) return;
+      this.watched.delete(path);
+      this.later();
+    };
+  }
+  /** A page changes what it watches in one go: the stream begins anew once. */
+  private later(): void {
+    this.isRefused = false;
+    clearTimeout(this.restarting);
+    this.restarting = setTimeout(() => this.restart(), RESTART_MS);
   }
   end(): void {
     this.wanted = false;
@@ -171,11 +208,13 @@ class Stream {
   private async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       try {
-        const response = await request("GET", address("GET /v1/live", { queue: this.queue })[1], "text/event-stream", undefined, signal);
+        const path = address("GET /v1/live", { queue: this.queue, watch: this.isRefused ? [] : [...this.watched.keys()] })[1];
+        const response = await request("GET", path, "text/event-stream", undefined, signal);
         await this.read(response.body!, signal);
       } catch (problem) {
         if (problem instanceof Problem && problem.status === 401) return;
         if (problem instanceof Problem && problem.status === 404) this.queue = undefined;
+        if (problem instanceof Problem && problem.status === 400) this.isRefused = true; // the rest of the page stays live
       }
       if (signal.aborted) return;
       this.isOn = false;
@@ -192,7 +231,8 @@ class Stream {
       const events = (rest + value).split("\n\n");
       rest = events.pop() ?? "";
       for (const event of events)
-        if (event.startsWith("data:")) this.take(JSON.parse(event.slice(5)) as Live);
+        if (event.startsWith(ANSWER)) this.answered(JSON.parse(event.slice(ANSWER.length)) as Told);
+        else if (event.startsWith("data:")) this.take(JSON.parse(event.slice(5)) as Live);
     }
   }
   private take(found: Live): void {
@@ -205,6 +245,10 @@ class Stream {
       this.keep(name, { at, rates, ready, leased, delayed });
     }
     this.tell();
+  }
+  private answered({ path, answer, problem }: Told): void {
+    const error = problem && new Problem(problem.status, problem.code, problem.detail);
+    this.watched.get(path)?.forEach((tell) => tell(answer, error));
   }
   private keep(name: string, sample: Sample): void {
     const kept = this.samples.get(name) ?? [];

@@ -1,6 +1,5 @@
 import { useState } from "preact/hooks";
-import { ask } from "./api";
-import { Button, Trouble, usePolled } from "./parts";
+import { Button, Trouble, useLive } from "./parts";
 import { moment } from "./text";
 
 const PAGE = 100;
@@ -10,7 +9,7 @@ export function Audit() {
   const [typed, setTyped] = useState("");
   const [queue, setQueue] = useState("");
   const [pages, setPages] = useState<(number | undefined)[]>([undefined]);
-  const found = usePolled(() => ask("GET /v1/audit", { limit: PAGE, before: pages.at(-1), queue: queue || undefined }), 0, [pages, queue], true);
+  const found = useLive("GET /v1/audit", { limit: PAGE, before: pages.at(-1), queue: queue || undefined }, true);
   const search = (event: Event) => {
     event.preventDefault();
     setPages([undefined]);

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "preact/hooks";
-import { ask, type QueueHistory } from "./api";
-import { Chart, Choice, Trouble, usePolled, useSamples } from "./parts";
+import type { QueueHistory } from "./api";
+import { Chart, Choice, Trouble, useLive, useSamples } from "./parts";
 import { number, rate, seconds } from "./text";
 
 const RATES = ["sent", "delivered", "acked", "failed", "dead"] as const;
@@ -12,7 +12,6 @@ const RANGES = [
   ["week", "Week"],
 ] as const;
 type Range = (typeof RANGES)[number][0];
-const AGAIN_MS: Record<Range, number> = { live: 0, hour: 10_000, day: 60_000, week: 300_000 };
 
 /** Rates and depths of the server, or of a queue: since the page was opened, or as the server has kept them. */
 export function LiveCharts({ queue }: { queue?: string }) {
@@ -46,7 +45,7 @@ function Now({ queue }: { queue?: string }) {
 }
 
 function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> }) {
-  const kept = usePolled(() => ask("GET /v1/history", { queue, range }), AGAIN_MS[range], [queue, range]);
+  const kept = useLive("GET /v1/history", { queue, range });
   const points = kept.value;
   // The chart begins where something is known.
   const known = points?.sent.findIndex((each) => each !== null) ?? 0;
@@ -58,7 +57,8 @@ function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> 
   return (
     <>
       <Trouble error={kept.error} />
-      {points && (
+      {points && known < 0 && <p class="empty">Nothing is on record yet. The first point comes within half a minute. Live shows what happens now.</p>}
+      {points && known >= 0 && (
         <div class="charts">
           <Chart title="Messages a second" times={times} lines={part(RATES)} shown={rate} />
           <Chart title="Messages by state" times={times} lines={part(STATES)} shown={number} />

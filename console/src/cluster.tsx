@@ -1,193 +1,219 @@
 import { useState } from "preact/hooks";
-import { ask } from "./api";
-import { Button, Cli, Field, Trouble, usePolled } from "./parts";
-import { number } from "./text";
+import { ask, mayAll, type ClusterNodeRow, type ClusterState, type ShardRow } from "./api";
+import { Ask, Button, Cli, Field, Trouble, useLive } from "./parts";
+import { bytes, number, rate } from "./text";
 
-type Asked = { kind: "drain"; node: string } | { kind: "move"; shard: number };
+type Asked = { kind: "drain" | "undrain"; node: ClusterNodeRow } | { kind: "move"; shard: ShardRow };
+const ANY = "any";
+const KINDS: Record<string, string> = { serving: "ready", served: "ready", draining: "warn", moving: "leased" };
+const State = ({ state }: { state: string }) => <span class={`tag ${KINDS[state] ?? "bad"}`}>{state}</span>;
+const count = (value: number | null): string => (value === null ? "–" : number(value));
+const size = (value: number | null): string => (value === null ? "–" : bytes(value));
 
-/** Nodes and shards, from the partition map that clients use as well. */
+/** Nodes and shards: who serves what, what moves, and how far shards lag behind. */
 export function Cluster() {
-  const found = usePolled(() => ask("POST /get_partitions", { body: {} }), 3000, [], true);
+  const found = useLive("GET /v1/cluster", {}, true);
   const [asked, setAsked] = useState<Asked>();
-  const map = found.value;
-  const nodes = Object.entries(map?.nodes ?? {});
-  const isAlone = nodes.length < 2;
-  const owned = (node: string) => map?.owners.filter((owner) => owner === node).length ?? 0;
+  const state = found.value;
+  const moving = state?.shards.filter((each) => each.state === "moving").length ?? 0;
+  const lost = state?.shards.filter((each) => each.state === "not served").length ?? 0;
   return (
     <main>
       <h1>Cluster</h1>
       <Trouble error={found.error} />
-      {map && (
+      {state && (
         <>
           <p class="note">
-            {isAlone ? "This server is alone: it has every shard." : `${number(nodes.length)} nodes, ${number(map.partitions)} shards`}
-            {!isAlone && `, version ${map.version} of the partition map`}
+            {state.alone
+              ? "This server is alone: it has every shard."
+              : `${number(state.nodes.length)} nodes, ${number(state.shards.length)} shards, version ${state.version} of the partition map. You look at ${state.own}.`}
           </p>
-          <section>
-            <h2>Nodes</h2>
-            <div class="wide">
-              <table class="nodes">
-                <thead>
-                  <tr>
-                    <th>node</th>
-                    <th>address</th>
-                    <th class="number">shards</th>
-                    {!isAlone && <th>actions</th>}
-                  </tr>
-                </thead>
-                <tbody>
-                  {nodes.map(([node, url]) => (
-                    <tr key={node}>
-                      <td class="name">{node}</td>
-                      <td class="mono">{url}</td>
-                      <td class="number">{number(owned(node))}</td>
-                      {!isAlone && (
-                        <td class="actions">
-                          <Button class="quiet" onClick={() => setAsked({ kind: "drain", node })}>
-                            Drain…
-                          </Button>
-                        </td>
-                      )}
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </div>
-          </section>
-          <section>
-            <h2>Shards</h2>
-            <div class="wide">
-              <table class="shards">
-                <thead>
-                  <tr>
-                    <th class="number">shard</th>
-                    <th>owner</th>
-                    <th>state</th>
-                    {!isAlone && <th>actions</th>}
-                  </tr>
-                </thead>
-                <tbody>
-                  {map.owners.map((owner, shard) => (
-                    <tr key={shard}>
-                      <td class="number">{shard}</td>
-                      <td class="name">{owner || "nobody"}</td>
-                      <td>
-                        <span class={`tag ${owner ? "ready" : "bad"}`}>{owner ? "served" : "not served"}</span>
-                      </td>
-                      {!isAlone && (
-                        <td class="actions">
-                          <Button class="quiet" onClick={() => setAsked({ kind: "move", shard })}>
-                            Move…
-                          </Button>
-                        </td>
-                      )}
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </div>
-            {!isAlone && <Cli words={["cluster", "show"]} />}
-          </section>
+          {moving + lost > 0 && (
+            <ul class="alarms" aria-label="What is under way">
+              {moving > 0 && (
+                <li>
+                  <b>moving</b>
+                  <span>{number(moving)} shards are on their way to another node: their queues wait for moments.</span>
+                </li>
+              )}
+              {lost > 0 && (
+                <li>
+                  <b>not served</b>
+                  <span>{number(lost)} shards have no node at the moment: calls for their queues wait.</span>
+                </li>
+              )}
+            </ul>
+          )}
+          <Nodes state={state} ask={setAsked} />
+          {!state.alone && <Shards state={state} ask={setAsked} />}
+          {!state.alone && <Cli words={["cluster", "show", ...state.options]} />}
+          {asked && <Steer asked={asked} state={state} close={() => (setAsked(undefined), void found.again())} />}
         </>
       )}
-      {asked && <Steer asked={asked} nodes={nodes.map(([node]) => node)} close={() => setAsked(undefined)} />}
     </main>
   );
 }
 
-/** A cluster is steered through Kafka, by whoever may write there: the page gives the command. */
-function Steer({ asked, nodes, close }: { asked: Asked; nodes: string[]; close: () => void }) {
-  const [target, setTarget] = useState(nodes[0] ?? "");
+function Nodes({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) => void }) {
+  const maySteer = !state.alone && mayAll("admin");
   return (
-    <dialog ref={(at) => void (at && !at.open && at.showModal())} onClose={close} aria-labelledby="steer-title">
-      <h2 id="steer-title">{asked.kind === "drain" ? `Drain ${asked.node}` : `Move shard ${asked.shard}`}</h2>
-      <p class="says">
-        {asked.kind === "drain"
-          ? "Its shards move to other nodes, one by one, and it gets no new ones until it is undrained."
-          : `The shard goes to ${target}, and stays there while that node lives. Its queues wait for moments.`}{" "}
-        Run the command where the cluster's Kafka can be reached.
-      </p>
-      {asked.kind === "move" && (
+    <section>
+      <h2>Nodes</h2>
+      <div class="wide">
+        <table class="nodes">
+          <thead>
+            <tr>
+              <th>node</th>
+              <th>state</th>
+              <th class="roomy">address</th>
+              <th class="number">shards</th>
+              <th class="number">messages/s</th>
+              <th class="number">waiting</th>
+              <th class="number roomy">stored</th>
+              <th class="roomy">version</th>
+              {maySteer && <th>actions</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {state.nodes.map((each) => (
+              <tr key={each.node}>
+                <td class="name">
+                  {each.node}
+                  {each.controller && <span class="tag">controller</span>}
+                </td>
+                <td>
+                  <State state={each.state} />
+                </td>
+                <td class="mono roomy">{each.http}</td>
+                <td class="number">{number(each.shards)}</td>
+                <td class="number">{rate(each.rate)}</td>
+                <td class="number">{count(each.backlog)}</td>
+                <td class="number roomy">{size(each.bytes)}</td>
+                <td class="mono roomy">{each.version}</td>
+                {maySteer && (
+                  <td class="actions">
+                    {each.state === "draining" ? (
+                      <Button class="quiet" onClick={() => put({ kind: "undrain", node: each })}>
+                        Undrain…
+                      </Button>
+                    ) : (
+                      <Button class="quiet" disabled={each.state === "gone"} onClick={() => put({ kind: "drain", node: each })}>
+                        Drain…
+                      </Button>
+                    )}
+                  </td>
+                )}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function Shards({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) => void }) {
+  const maySteer = !state.alone && mayAll("admin");
+  return (
+    <section>
+      <h2>Shards</h2>
+      <div class="wide">
+        <table class="shards">
+          <thead>
+            <tr>
+              <th class="number">shard</th>
+              <th>served by</th>
+              <th>state</th>
+              <th class="number">queues</th>
+              <th class="number">messages/s</th>
+              <th class="number">waiting</th>
+              <th class="number roomy">stored</th>
+              <th class="number">lag</th>
+              {maySteer && <th>actions</th>}
+            </tr>
+          </thead>
+          <tbody>
+            {state.shards.map((each) => (
+              <tr key={each.shard}>
+                <td class="number">{each.shard}</td>
+                <td class="name">
+                  {each.served_by || "nobody"}
+                  {each.owner !== each.served_by && <small> → {each.owner || "nobody"}</small>}
+                  {each.wish && <span class="tag">moved by hand</span>}
+                </td>
+                <td>
+                  <State state={each.state} />
+                </td>
+                <td class="number">{count(each.queues)}</td>
+                <td class="number">{rate(each.rate)}</td>
+                <td class="number">{count(each.backlog)}</td>
+                <td class="number roomy">{size(each.bytes)}</td>
+                <td class="number" title="entries that wait to be forwarded to other shards">
+                  {count(each.outbox)}
+                </td>
+                {maySteer && (
+                  <td class="actions">
+                    <Button class="quiet" onClick={() => put({ kind: "move", shard: each })}>
+                      Move…
+                    </Button>
+                  </td>
+                )}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+function Steer({ asked, state, close }: { asked: Asked; state: ClusterState; close: () => void }) {
+  const [target, setTarget] = useState(ANY);
+  if (asked.kind === "move") {
+    const { shard, served_by, queues } = asked.shard;
+    const goal = target === ANY ? null : target;
+    return (
+      <Ask
+        title={`Move shard ${shard}`}
+        says={
+          goal === null
+            ? `The controller decides which node has shard ${shard}, as it does for all shards that nobody moved by hand.`
+            : `Shard ${shard} goes from ${served_by || "nobody"} to ${goal}${queues === null ? "" : ` with its ${number(queues)} queues`}, and stays there while that node lives. Calls for its queues wait for moments.`
+        }
+        button="Move"
+        cli={["cluster", "move", String(shard), target, ...state.options]}
+        act={() => ask("POST /v1/cluster/move", { body: { shard, node: goal } })}
+        done={goal === null ? `The controller decides about shard ${shard}.` : `Shard ${shard} is on its way to ${goal}.`}
+        close={close}
+      >
         <Field label="To">
           <select value={target} onChange={(event) => setTarget(event.currentTarget.value)}>
-            {nodes.map((each) => (
-              <option key={each}>{each}</option>
-            ))}
+            <option value={ANY}>where the controller wants it</option>
+            {state.nodes
+              .filter((each) => each.state === "serving")
+              .map((each) => (
+                <option key={each.node}>{each.node}</option>
+              ))}
           </select>
         </Field>
-      )}
-      <Cli words={asked.kind === "drain" ? ["cluster", "drain", asked.node] : ["cluster", "move", String(asked.shard), target]} />
-      <div class="buttons">
-        <Button onClick={close}>Close</Button>
-      </div>
-    </dialog>
-  );
-}
-
-/** Lookup services that this node registers with, and the nodes and topics that they know. */
-export function Lookup() {
-  const found = usePolled(() => ask("GET /v1/lookup"), 5000, []);
-  const lookup = found.value;
+      </Ask>
+    );
+  }
+  const { node, shards } = asked.node;
+  const draining = asked.kind === "drain";
   return (
-    <main>
-      <h1>Lookup</h1>
-      <p class="note">NSQ clients ask a lookup service which nodes have a topic.</p>
-      <Trouble error={found.error} />
-      {lookup && !lookup.services.length && (
-        <p class="empty">
-          This node registers with no lookup service. Start one with <code>penstock lookup</code>, and this server with <code>--lookup HOST:4160</code>.
-        </p>
-      )}
-      {!!lookup?.services.length && (
-        <section>
-          <h2>Services</h2>
-          <table>
-            <thead>
-              <tr>
-                <th>address</th>
-                <th>state</th>
-              </tr>
-            </thead>
-            <tbody>
-              {lookup.services.map((each) => (
-                <tr key={each.address}>
-                  <td class="mono">{each.address}</td>
-                  <td>
-                    <span class={`tag ${each.connected ? "ready" : "bad"}`}>{each.connected ? "connected" : "not connected"}</span>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </section>
-      )}
-      {!!lookup?.nodes.length && (
-        <section>
-          <h2>Nodes and topics</h2>
-          <div class="wide">
-            <table>
-              <thead>
-                <tr>
-                  <th>node</th>
-                  <th>address</th>
-                  <th>topics</th>
-                </tr>
-              </thead>
-              <tbody>
-                {lookup.nodes.map((each) => (
-                  <tr key={`${each.name} ${each.address}`}>
-                    <td class="name">{each.name}</td>
-                    <td class="mono">
-                      {each.address}:{each.tcp_port}
-                    </td>
-                    <td class="mono">{each.topics.join(", ") || "–"}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-        </section>
-      )}
-    </main>
+    <Ask
+      title={draining ? `Drain ${node}` : `Undrain ${node}`}
+      says={
+        draining
+          ? `Its ${number(shards)} shards move to other nodes, one by one, and it gets no new ones until it is undrained. It goes on serving clients.`
+          : "It may have shards again: the controller moves some there."
+      }
+      button={draining ? "Drain" : "Undrain"}
+      cli={["cluster", asked.kind, node, ...state.options]}
+      act={() => ask("POST /v1/cluster/drain", { body: { node, draining } })}
+      done={draining ? `${node} is being drained.` : `${node} takes shards again.`}
+      close={close}
+    />
   );
 }

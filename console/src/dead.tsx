@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMessage } from "./api";
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
-import { Ask, Button, Choice, Field, Trouble, usePolled } from "./parts";
+import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
 import { duration, errorGroup, number } from "./text";
 
@@ -50,7 +50,7 @@ interface Scope {
 }
 
 export function DeadLetters({ name }: { name: string }) {
-  const dead = usePolled(() => load(name), 0, [name], true);
+  const dead = useLoaded(() => load(name), [name], true);
   const [open, setOpen] = useState<string>();
   const [chosen, setChosen] = useState<SeenMessage>();
   const [picked, setPicked] = useState<Map<number, SeenMessage>>(new Map());
@@ -70,7 +70,7 @@ export function DeadLetters({ name }: { name: string }) {
   const ofGroup = (group: ErrorGroup, isDeleting: boolean): Scope => ({
     what: `the group “${group.group}”`,
     some: { group: group.group },
-    cli: ["--group", group.group],
+    cli: [`--group=${group.group}`],
     isDeleting,
   });
   const selection = (isDeleting: boolean): Scope => ({
@@ -97,7 +97,7 @@ export function DeadLetters({ name }: { name: string }) {
       </QueueHeader>
       <Trouble error={dead.error} />
       {from && <Redrives queue={from} moved={async () => refresh()} />}
-      {dead.value && total === 0 && <p class="empty">No message of this queue has failed for good.</p>}
+      {dead.value && total === 0 && <p class="empty">There are no dead letters of this queue.</p>}
       {total > 0 && (
         <p class="note">
           {number(total)} dead letters in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
@@ -176,7 +176,7 @@ interface Listing {
 }
 /** The messages of a group. */
 function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
-  const found = usePolled(
+  const found = useLoaded(
     async () => {
       const messages: SeenMessage[] = [];
       let after: number | undefined;
@@ -188,7 +188,6 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
       }
       return { messages, isWhole: false };
     },
-    0,
     [name, group],
   );
   return (
@@ -236,8 +235,13 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
   const [rate, setRate] = useState("");
   const [target, setTarget] = useState("");
   const { isDeleting } = scope;
-  const counted = usePolled(() => ask("POST /v1/redrives", { body: { queue: from, ...scope.some, discard: isDeleting, dry_run: true } }), 0, []);
+  const counted = useLoaded(
+    () => ask("POST /v1/redrives", { body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, dry_run: true } }),
+    [target],
+    true,
+  );
   const count = counted.value && number(counted.value.to_move);
+  const verbOf = (to_move?: number) => (to_move === 1 ? (isDeleting ? "is deleted" : "goes back") : isDeleting ? "are deleted" : "go back");
   const verb = isDeleting ? "Delete" : "Redrive";
   return (
     <Ask
@@ -245,7 +249,7 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       says={
         <>
           <Trouble error={counted.error} />
-          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {isDeleting ? "are deleted" : "go back"}: {scope.what}.{" "}
+          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {verbOf(counted.value?.to_move)}: {scope.what}.{" "}
           {isDeleting ? (
             "This cannot be undone; what is not deleted yet can be saved with Stop."
           ) : (
@@ -254,10 +258,10 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
         </>
       }
       button={`${verb} ${count ?? "…"}`}
-      isWaiting={!counted.value}
+      isWaiting={!counted.value || !!counted.error || !counted.value.to_move}
       name={isDeleting && !scope.some.sequences ? from : undefined}
       destroys={isDeleting}
-      cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? ["--to", target] : []), ...(rate ? ["--rate", rate] : [])]}
+      cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
         ask("POST /v1/redrives", {
           body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, rate: rate ? Number(rate) : null },
@@ -284,8 +288,8 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
 function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void> }) {
   const [isRunning, setRunning] = useState(false);
   const [error, setError] = useState<Error>();
-  const list = usePolled(async () => (await ask("GET /v1/redrives", { queue })).redrives, isRunning ? 1000 : 3000, [queue], true);
-  const redrives = list.value?.slice(0, 5) ?? [];
+  const list = useLive("GET /v1/redrives", { queue }, true);
+  const redrives = list.value?.redrives.slice(0, 5) ?? [];
   const runs = redrives.some((each) => each.status === "running");
   useEffect(() => {
     if (isRunning && !runs) void moved?.();
@@ -324,9 +328,9 @@ function Progress({ redrive, stop }: { redrive: Redrive; stop: () => void }) {
 
 /** Every queue with dead letters: the server sorts, so that those with most come first, however many queues there are. */
 export function AllDead() {
-  const [view, setView] = useState<"dead" | "failed">("dead");
-  const queues = usePolled(() => ask("GET /v1/overview/queues", { sort: view, descending: true, limit: 200 }), 5000, [view], true);
-  const found = (queues.value?.queues ?? []).filter((each) => each.dead > 0 || (each.rates?.failed ?? 0) > 0);
+  const [view, setView] = useState<"dead_letters" | "failed">("dead_letters");
+  const queues = useLive("GET /v1/overview/queues", { sort: view, descending: true, limit: 200 }, true);
+  const found = (queues.value?.queues ?? []).filter((each) => (view === "failed" ? !!each.rates?.failed : each.dead_letters > 0));
   return (
     <main>
       <header class="bar">
@@ -336,7 +340,7 @@ export function AllDead() {
           label="Order"
           all={
             [
-              ["dead", "Most dead letters"],
+              ["dead_letters", "Most dead letters"],
               ["failed", "Failing now"],
             ] as const
           }
@@ -346,14 +350,15 @@ export function AllDead() {
       </header>
       <Trouble error={queues.error} />
       <Redrives />
-      {queues.value && found.length === 0 && <p class="empty">No message has failed for good since the queues were made.</p>}
+      {queues.value && found.length === 0 && <p class="empty">{view === "failed" ? "No message fails at the moment." : "There are no dead letters."}</p>}
       {found.length > 0 && (
         <section>
           <table class="rows">
             <thead>
               <tr>
                 <th>queue</th>
-                <th class="number">failed for good, ever</th>
+                <th class="number">dead letters</th>
+                <th class="number roomy">failed for good, ever</th>
                 <th class="number">failed/s</th>
                 <th class="number">dead/s</th>
               </tr>
@@ -364,7 +369,8 @@ export function AllDead() {
                   <td class="name">
                     <a href={`#/queues/${encodeURIComponent(each.name)}/dead`}>{each.name}</a>
                   </td>
-                  <td class="number">{number(each.dead)}</td>
+                  <td class="number">{number(each.dead_letters)}</td>
+                  <td class="number roomy">{number(each.dead)}</td>
                   <td class="number">{(each.rates?.failed ?? 0).toFixed(1)}</td>
                   <td class="number">{(each.rates?.dead ?? 0).toFixed(1)}</td>
                 </tr>

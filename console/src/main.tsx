@@ -2,8 +2,9 @@ import { render, type JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ask, forgetToken, hasToken, may, Problem, setMe, setToken, stream, useStream, whenRefused, who, type QueueRow } from "./api";
 import { Audit } from "./audit";
-import { Cluster, Lookup } from "./cluster";
+import { Cluster } from "./cluster";
 import { AllDead, DeadLetters } from "./dead";
+import { Lookup } from "./lookup";
 import { Messages } from "./messages";
 import { Overview } from "./overview";
 import { Button, Field, isTyping, Said, setTheme, theme, Trouble } from "./parts";
@@ -12,6 +13,7 @@ import { AllSessions } from "./sessions";
 import { Settings } from "./settings";
 import { Spark } from "./spark";
 import "./style.css";
+import { Topics } from "./topics";
 import { duration } from "./text";
 
 const go = (path: string): void => void (location.hash = `#/${path}`);
@@ -36,6 +38,7 @@ const PLACES: Place[] = [
   { path: "", key: "q", label: "Overview", icon: "M3 13h4v7H3zM10 4h4v16h-4zM17 9h4v11h-4z" },
   { path: "dead", key: "d", label: "Dead letters", icon: "M12 3 2 20h20zM12 10v4M12 17v.5" },
   { path: "sessions", key: "s", label: "Sessions", icon: "M8 11a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM2 21c0-4 3-6 6-6s6 2 6 6M16 4a4 4 0 0 1 0 7M18 15c2 .5 4 2.500 4 6" },
+  { path: "topics", key: "o", label: "Topics", icon: "M4 5h16v10H9l-5 4z" },
   { path: "spark", key: "p", label: "Spark", icon: "M13 2 4 14h7l-1 8 9-12h-7z" },
   { path: "cluster", key: "c", label: "Cluster", icon: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.5M8 17h.5" },
   { path: "lookup", key: "l", label: "Lookup", icon: "M11 18a7 7 0 1 0 0-14 7 7 0 0 0 0 14zM16 16l5 5" },
@@ -210,6 +213,7 @@ function page(place: string | undefined, name: string | undefined, part: string 
   }
   if (place === "dead") return <AllDead />;
   if (place === "sessions") return <AllSessions />;
+  if (place === "topics") return <Topics />;
   if (place === "spark") return <Spark />;
   if (place === "cluster") return <Cluster />;
   if (place === "lookup") return <Lookup />;

@@ -1,6 +1,6 @@
-import { useCallback, useMemo, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, Trouble, usePolled, useRows } from "./parts";
+import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
 
@@ -10,6 +10,7 @@ const SEARCH_MS = 3000;
 const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
+const ARGUMENT_MAX = 64 * 1024;
 const CSV = "text/csv";
 const ARROW = "application/vnd.apache.arrow.stream";
 
@@ -68,11 +69,11 @@ export function Messages({ name }: { name: string }) {
   const [doing, setDoing] = useState<Doing>();
   const [error, setError] = useState<Error>();
   const after = pages.at(-1)!;
-  const queue = usePolled(() => ask("GET /v1/queues/{queue}", { queue: name }), 0, [name]);
+  const queue = useLive("GET /v1/queues/{queue}", { queue: name });
   const channels = queue.value?.stats.channels.map((each) => each.name) ?? [];
   const channel = channels.includes(wantedChannel) ? wantedChannel : (channels[0] ?? "main");
   const sought = { ...asked(name, search, view), channel };
-  const seen = usePolled(
+  const seen = useLoaded(
     async () => {
       // One call looks at so many messages: what it has not found yet comes later, or when somebody presses Next.
       const until = performance.now() + SEARCH_MS;
@@ -87,7 +88,6 @@ export function Messages({ name }: { name: string }) {
       }
       return { messages: found, next, lookedAt };
     },
-    0,
     [name, JSON.stringify(sought), view, after],
     true,
   );
@@ -123,11 +123,16 @@ export function Messages({ name }: { name: string }) {
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
   const refresh = () => (setPicked(new Map()), void seen.again(), void queue.again());
+  // The list stands still while somebody reads it. The stream says when it is old.
+  const counts = JSON.stringify(queue.value?.stats.channels.find((each) => each.name === channel) ?? {});
+  const [shownOf, setShownOf] = useState("");
+  useEffect(() => setShownOf(counts), [seen.value]);
+  const isOld = !!shownOf && shownOf !== "{}" && shownOf !== counts;
   return (
     <main>
       <QueueHeader name={name} at="messages">
         <Button onClick={refresh} data-key="r">
-          Refresh
+          {isOld ? "Refresh: there is news" : "Refresh"}
         </Button>
         {maySend && (
           <Button class="main" onClick={() => setDraft({ body: "", attributes: "" })} data-key="n">
@@ -292,7 +297,7 @@ export function Messages({ name }: { name: string }) {
           <Cli
             words={[
               ...["peek", name, "--channel", channel, "--max", String(PAGE)],
-              ...(search.kind === "text" && search.what ? ["--contains", search.what] : []),
+              ...(search.kind === "text" && search.what ? [`--contains=${search.what}`] : []),
             ]}
           />
         </div>
@@ -385,12 +390,7 @@ interface Showing {
 }
 /** One message: where it is, its whole life as far as the server keeps it, its attributes and its body. */
 export function OneMessage({ queue, channel = "main", message, close, act, again }: Showing) {
-  const whole = usePolled(
-    () => ask("GET /v1/queues/{queue}/messages/{message}", { queue, message: String(message.sequence) }),
-    0,
-    [queue, message],
-    true,
-  );
+  const whole = useLive("GET /v1/queues/{queue}/messages/{message}", { queue, message: String(message.sequence) }, true);
   const found = whole.value?.sequence === message.sequence ? whole.value : undefined;
   const here = found?.channels.find((each) => each.channel === channel);
   const data = useMemo(() => bodyBytes(message.body, message.encoding), [message]);
@@ -606,34 +606,41 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
     localStorage.setItem(TEMPLATES, JSON.stringify(all));
     setKnown(all);
   };
-  const cli = [
-    ...["send", queue, draft.encoding === "base64" ? "BYTES" : body || "BODY"],
-    ...simple().flatMap(([name, value]) => ["--attribute", `${name}=${typeof value === "object" ? JSON.stringify(value) : String(value)}`]),
-    ...(group ? ["--group", group] : []),
-    ...(dedup ? ["--dedup-id", dedup] : []),
-    ...(priority !== "0" && priority ? ["--priority", priority] : []),
-    ...(delay ? ["--delay", delay] : []),
-  ];
+  const made = (): NewMessage => ({
+    body,
+    ...(draft.encoding === "base64" ? { encoding: "base64" as const } : {}),
+    ...(simple().length ? { attributes: Object.fromEntries(simple()) as NewMessage["attributes"] } : {}),
+    ...(group ? { group } : {}),
+    ...(dedup ? { dedup_id: dedup } : {}),
+    ...(priority && priority !== "0" ? { priority: Number(priority) } : {}),
+    ...(delay ? { delay: Number(delay) } : {}),
+  });
+  const isPlain = draft.encoding !== "base64" && simple().every(([, value]) => typeof value === "string");
+  const cli = isPlain
+    ? [
+        ...["send", queue],
+        ...simple().map(([name, value]) => `--attribute=${name}=${String(value)}`),
+        ...(group ? [`--group=${group}`] : []),
+        ...(dedup ? [`--dedup-id=${dedup}`] : []),
+        ...(priority !== "0" && priority ? ["--priority", priority] : []),
+        ...(delay ? ["--delay", delay] : []),
+        ...["--", body],
+      ]
+    : ["curl", "-X", "POST", `${location.origin}/v1/queues/${encodeURIComponent(queue)}/messages`, "-H", "content-type: application/json", "-d", JSON.stringify(made())];
   const send = async () => {
-    const message: NewMessage = { body };
-    if (draft.encoding === "base64") message.encoding = "base64";
     try {
-      if (attributes.trim()) message.attributes = JSON.parse(attributes);
+      JSON.parse(attributes || "{}");
     } catch {
       throw new Error('The attributes are not JSON. Write {"name": "value"}.');
     }
-    if (group) message.group = group;
-    if (dedup) message.dedup_id = dedup;
-    if (priority && priority !== "0") message.priority = Number(priority);
-    if (delay) message.delay = Number(delay);
-    return ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: message });
+    return ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: made() });
   };
   return (
     <Ask
       title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
       says={draft.copied ? `The message ${draft.copied} stays as it is. A new one is sent.` : "Every channel of the queue gets it."}
       button="Send"
-      cli={cli.map((each) => (each.length > 200 ? `${each.slice(0, 200)}…` : each))}
+      cli={body.length < ARGUMENT_MAX ? cli : undefined}
       act={send}
       done="Sent."
       close={close}

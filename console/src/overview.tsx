@@ -1,8 +1,8 @@
-import { useCallback, useEffect, useState } from "preact/hooks";
-import { ask, may, stream, useStream, type Operations, type QueueRow } from "./api";
+import { useCallback, useState } from "preact/hooks";
+import { ask, may, useStream, type Operations, type QueueRow } from "./api";
 import { LiveCharts } from "./charts";
-import { Ask, Button, Field, Spark, Tiles, Trouble, usePolled, useRows, useSamples } from "./parts";
-import { bytes, duration, number, rate } from "./text";
+import { Ask, Button, Field, Spark, Tiles, Trouble, useLive, useRows, useSamples } from "./parts";
+import { bytes, duration, number, rate, short } from "./text";
 
 const ROWS = 100;
 const RATES = ["sent", "delivered", "acked", "failed", "dead"] as const;
@@ -35,7 +35,15 @@ export function Overview({ go }: { go: (path: string) => void }) {
               { label: "Ready", value: number(totals!.ready) },
               { label: "Leased", value: number(totals!.leased) },
               { label: "Delayed", value: number(totals!.delayed) },
-              { label: "Dead-lettered", value: number(totals!.dead), kind: totals!.dead ? "warn" : "" },
+              {
+                label: "Dead letters",
+                value: (
+                  <span title={`${number(totals!.dead)} messages ever failed for good`}>
+                    {number(totals!.dead_letters)} <small>of {short(totals!.dead)} ever</small>
+                  </span>
+                ),
+                kind: totals!.dead_letters ? "warn" : "",
+              },
               { label: "Stored", value: bytes(totals!.bytes) },
               ...(now.disk
                 ? [
@@ -87,7 +95,7 @@ const COLUMNS: { sort?: Sort; label: string; on?: string }[] = [
   { sort: "ready", label: "ready" },
   { sort: "leased", label: "leased", on: "roomy" },
   { sort: "delayed", label: "delayed", on: "roomy" },
-  { sort: "dead", label: "dead" },
+  { sort: "dead_letters", label: "dead" },
   { label: "oldest", on: "roomy" },
   { sort: "sent", label: "sent/s" },
   { sort: "acked", label: "acked/s", on: "roomy" },
@@ -100,19 +108,7 @@ function Queues({ go }: { go: (path: string) => void }) {
   const [descending, setDescending] = useState(false);
   const [page, setPage] = useState(0);
   const [creating, setCreating] = useState(false);
-  const listed = usePolled(
-    () => ask("GET /v1/overview/queues", { contains: filter, sort, descending, after: page * ROWS, limit: ROWS }),
-    0,
-    [filter, sort, descending, page],
-    true,
-  );
-  // The stream says when there is something new; what is not seen is not asked for.
-  useEffect(() => {
-    let ticks = 0;
-    return stream.listen(() => {
-      if (stream.isOn && ++ticks % 2 === 0) void listed.again();
-    });
-  }, [listed.again]);
+  const listed = useLive("GET /v1/overview/queues", { contains: filter, sort, descending, after: page * ROWS, limit: ROWS }, true);
   const shown = listed.value?.queues ?? [];
   const total = listed.value?.total ?? 0;
   const open = useCallback((index: number) => go(`queues/${encodeURIComponent(shown[index]!.name)}`), [shown]);
@@ -209,9 +205,9 @@ function Row({ row, isAt }: { row: QueueRow; isAt: boolean }) {
       <td class="number roomy">{number(row.leased)}</td>
       <td class="number roomy">{number(row.delayed)}</td>
       <td class="number">
-        {row.dead ? (
-          <a class="bad" href={`${path}/dead`}>
-            {number(row.dead)}
+        {row.dead_letters ? (
+          <a class="bad" href={`${path}/dead`} title={`${number(row.dead)} ever`}>
+            {number(row.dead_letters)}
           </a>
         ) : (
           0

@@ -2,38 +2,55 @@ import type { ComponentChildren, JSX } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { Problem, stream, useStream, type Sample } from "./api";
+import { address, askAt, hasToken, Problem, stream, useStream, type Answered, type Key, type Operations, type Sample } from "./api";
 import { command as shell, number, quoted } from "./text";
 
-/** Ask again every so often while the page is seen; `again` asks at once. `keeps`: the old is shown until the new is there. */
-export function usePolled<T>(load: () => Promise<T>, everyMs: number, on: unknown[], keeps = false): Polled<T> {
+export interface Loaded<T> {
+  value: T | undefined;
+  error: Error | undefined;
+  again: () => Promise<void>;
+}
+
+/** What is asked for once, and `again` on request. `keeps`: the old is shown until the new is there. `follow`: tells of newer ones. */
+export function useLoaded<T>(
+  load: () => Promise<T>,
+  on: unknown[],
+  keeps = false,
+  follow?: (tell: (value: T | undefined, error: Error | undefined) => void) => () => void,
+): Loaded<T> {
   const [value, setValue] = useState<T>();
   const [error, setError] = useState<Error>();
   const round = useRef(0);
+  const told = (found: T | undefined, problem: Error | undefined) => {
+    round.current += 1; // an answer that is still on its way is older
+    if (!problem) setValue(() => found);
+    setError(problem);
+  };
   const again = useCallback(async () => {
     const mine = ++round.current;
     try {
       const loaded = await load();
-      if (mine === round.current) (setValue(() => loaded), setError(undefined));
+      if (mine === round.current) told(loaded, undefined);
     } catch (problem) {
-      if (mine === round.current) setError(problem as Error);
+      if (mine === round.current) told(undefined, problem as Error);
     }
   }, on);
   useEffect(() => {
     if (!keeps) setValue(undefined);
     void again();
-    const timer = everyMs ? setInterval(() => document.hidden || void again(), everyMs) : undefined;
+    const end = follow?.(told);
     return () => {
       round.current += 1;
-      clearInterval(timer);
+      end?.();
     };
-  }, [again, everyMs]);
+  }, [again]);
   return { value, error, again };
 }
-export interface Polled<T> {
-  value: T | undefined;
-  error: Error | undefined;
-  again: () => Promise<void>;
+
+/** What an operation answers, and the page's stream tells whenever it is another. */
+export function useLive<K extends Key>(key: K, given: Operations[K]["asked"], keeps = false): Loaded<Operations[K]["answer"]> {
+  const path = address(key, given)[1];
+  return useLoaded(() => askAt<K>("GET", path), [path], keeps, (tell) => stream.watch(path, tell as Answered));
 }
 
 export const Trouble = ({ error }: { error: Error | undefined }) =>
@@ -43,10 +60,22 @@ export const Trouble = ({ error }: { error: Error | undefined }) =>
     </p>
   ) : null;
 
+function withUrl(words: string[]): string[] {
+  const end = words.includes("--") ? words.indexOf("--") : words.length;
+  return [...words.slice(0, end), "--url", location.origin, ...words.slice(end)];
+}
+
 /** The command of the command line that does the same. */
 export function Cli({ words }: { words: string[] }) {
-  // A cluster's commands talk to Kafka; what has no command is done with curl.
-  const text = words[0] === "curl" ? words.map(quoted).join(" ") : words[0] === "cluster" ? shell(...words) : shell(...words, "--url", location.origin);
+  // A cluster's commands talk to Kafka, a pipeline's to its files; what has no command is done with curl.
+  const [first, ...rest] = words;
+  const header = hasToken() ? ' -H "Authorization: Bearer $PENSTOCK_TOKEN"' : "";
+  const text =
+    first === "curl"
+      ? `curl -sS${header} ${rest.map(quoted).join(" ")}`
+      : first === "cluster" || first === "pipeline"
+        ? shell(...words)
+        : shell(...withUrl(words));
   const [copied, setCopied] = useState(false);
   const copy = () =>
     void navigator.clipboard?.writeText(text).then(() => {
@@ -54,7 +83,7 @@ export function Cli({ words }: { words: string[] }) {
       setTimeout(() => setCopied(false), 1500);
     });
   return (
-    <div class="cli">
+    <div class="cli" title={hasToken() ? "Set PENSTOCK_TOKEN to your token, or to USER:PASSWORD." : undefined}>
       <code>{text}</code>
       <button type="button" class="quiet" onClick={copy} aria-label="Copy the command">
         {copied ? "Copied" : "Copy"}

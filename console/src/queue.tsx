@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { ask, may, useStream, who, type ChannelCounts, type ConsumerPosition, type QueueDescription } from "./api";
 import { LiveCharts } from "./charts";
-import { Ask, Button, Field, Tiles, Trouble, usePolled } from "./parts";
+import { Ask, Button, Field, Tiles, Trouble, useLive } from "./parts";
 import { QueueSessions } from "./sessions";
 import { bytes, duration, number, rate } from "./text";
 
@@ -14,8 +14,8 @@ type Asked =
   | { kind: "move-consumer" | "delete-consumer"; consumer: ConsumerPosition };
 
 export function Queue({ name, go }: { name: string; go: (path: string) => void }) {
-  const queue = usePolled(() => ask("GET /v1/queues/{queue}", { queue: name }), 2000, [name]);
-  const consumers = usePolled(() => ask("GET /v1/queues/{queue}/consumers", { queue: name }), 5000, [name]);
+  const queue = useLive("GET /v1/queues/{queue}", { queue: name });
+  const consumers = useLive("GET /v1/queues/{queue}/consumers", { queue: name });
   const [asked, setAsked] = useState<Asked>();
   const now = useStream()?.queue;
   const rates = now?.name === name ? now.rates : null;

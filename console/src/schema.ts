@@ -40,6 +40,25 @@ export interface ChannelCounts {
 export interface ChannelList {
   channels: ChannelCounts[];
 }
+export interface ClusterNodeRow {
+  node: string;
+  state: string;
+  controller: boolean;
+  shards: number;
+  http: string;
+  version: string;
+  rate: number | null;
+  backlog: number | null;
+  bytes: number | null;
+}
+export interface ClusterState {
+  alone: boolean;
+  own: string;
+  version: number;
+  nodes: ClusterNodeRow[];
+  shards: ShardRow[];
+  options: string[];
+}
 export interface ConsumerAck {
   queue?: string;
   Queue?: string;
@@ -67,6 +86,10 @@ export interface DeadLetters {
 export interface Disk {
   free_bytes: number;
   size_bytes: number;
+}
+export interface DrainNode {
+  node: string;
+  draining?: boolean;
 }
 export interface EndedSession {
   released: number;
@@ -197,6 +220,10 @@ export interface MessageOrigin {
 export interface MoveConsumer {
   offset: number;
   allow_rewind?: boolean;
+}
+export interface MoveShard {
+  shard: number;
+  node: string | null;
 }
 export interface NamedCounts {
   name: string;
@@ -366,6 +393,7 @@ export interface QueueRow {
   dead: number;
   quarantined: number;
   oldest_sent_at: number | null;
+  dead_letters: number;
   paused: string[];
   rates: RatesPerSecond | null;
   spark: number[];
@@ -560,6 +588,43 @@ export interface SettledReceipts {
   settled: number;
   refused: RefusedReceipt[];
 }
+export interface ShardRow {
+  shard: number;
+  owner: string;
+  served_by: string;
+  state: string;
+  wish: string | null;
+  queues: number | null;
+  rate: number | null;
+  backlog: number | null;
+  bytes: number | null;
+  outbox: number | null;
+}
+export interface SubscriptionRow {
+  id: string;
+  protocol: string;
+  endpoint: string;
+  target: string;
+  pending: boolean;
+  replaying: boolean;
+  filter: string;
+  lag: number | null;
+  oldest_sent_at: number | null;
+  delivered: number | null;
+  failed: number | null;
+}
+export interface TopicRow {
+  name: string;
+  queue: string;
+  fifo: boolean;
+  published: number;
+  archived: boolean;
+  subscriptions: SubscriptionRow[];
+}
+export interface TopicRows {
+  topics: TopicRow[];
+  next: string | null;
+}
 export interface Totals {
   queues: number;
   messages: number;
@@ -572,6 +637,7 @@ export interface Totals {
   failed: number;
   dead: number;
   quarantined: number;
+  dead_letters: number;
 }
 export interface TypedValue {
   value: string;
@@ -642,7 +708,11 @@ export interface Operations {
   "GET /v1/me": { asked: {  }; answer: Me };
   "GET /v1/audit": { asked: { queue?: string; before?: number; limit?: number }; answer: AuditLog };
   "GET /v1/overview": { asked: {  }; answer: ServerOverview };
-  "GET /v1/overview/queues": { asked: { prefix?: string; contains?: string; sort?: "acked" | "bytes" | "dead" | "delayed" | "failed" | "leased" | "messages" | "name" | "ready" | "sent"; descending?: boolean; after?: number; limit?: number }; answer: QueueRows };
+  "GET /v1/overview/queues": { asked: { prefix?: string; contains?: string; sort?: "acked" | "bytes" | "dead" | "dead_letters" | "delayed" | "failed" | "leased" | "messages" | "name" | "ready" | "sent"; descending?: boolean; after?: number; limit?: number }; answer: QueueRows };
   "GET /v1/history": { asked: { queue?: string; range?: "day" | "fortnight" | "hour" | "week" }; answer: QueueHistory };
   "GET /v1/lookup": { asked: {  }; answer: LookupState };
+  "GET /v1/cluster": { asked: {  }; answer: ClusterState };
+  "POST /v1/cluster/move": { asked: { body: MoveShard }; answer: ClusterState };
+  "POST /v1/cluster/drain": { asked: { body: DrainNode }; answer: ClusterState };
+  "GET /v1/topics": { asked: { after?: string; limit?: number }; answer: TopicRows };
 }

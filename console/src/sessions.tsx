@@ -1,15 +1,14 @@
 import { useState } from "preact/hooks";
-import { ask, may, type Operations } from "./api";
-import { Ask, Button, Trouble, usePolled } from "./parts";
+import { ask, may, mayAll, type Operations } from "./api";
+import { Ask, Button, Trouble, useLive } from "./parts";
 import { duration, number } from "./text";
 
 type Found = Operations["GET /v1/sessions"]["answer"];
 type One = Found["sessions"][number];
-const AGAIN_MS = 3000;
 
 /** Who holds messages of a queue, and since when. */
 export function QueueSessions({ queue }: { queue: string }) {
-  const found = usePolled(() => ask("GET /v1/queues/{queue}/sessions", { queue }), AGAIN_MS, [queue]);
+  const found = useLive("GET /v1/queues/{queue}/sessions", { queue }, true);
   return (
     <section>
       <header class="bar">
@@ -23,7 +22,7 @@ export function QueueSessions({ queue }: { queue: string }) {
 }
 
 export function AllSessions() {
-  const found = usePolled(() => ask("GET /v1/sessions"), AGAIN_MS, []);
+  const found = useLive("GET /v1/sessions", {});
   return (
     <main>
       <h1>Sessions</h1>
@@ -40,8 +39,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
   const { sessions, without_session: unnamed } = found;
   if (!sessions.length && !unnamed.length) return <p class="empty">Nobody is connected, and nobody holds a message.</p>;
   const ago = (since: number | null) => (since === null ? "–" : duration(now - since));
-  const mayEnd = (session: One) =>
-    (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : may("admin"));
+  const mayEnd = (session: One) => (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : mayAll("admin"));
   return (
     <>
       <div class="wide">

@@ -1,21 +1,22 @@
 import { useState } from "preact/hooks";
 import { ask, may, settingSchemas, type QueueSettings, type Schema } from "./api";
-import { Button, Cli, say, Trouble, usePolled } from "./parts";
+import { Button, Cli, say, Trouble, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
 import { number } from "./text";
 
 const range = (schema: Schema): string => {
   const of = schema.anyOf?.find((each) => each.type !== "null") ?? schema;
-  const limits = of.minimum !== undefined && of.maximum !== undefined ? `${number(of.minimum)} to ${number(of.maximum)}` : "";
-  const nothing = schema.anyOf?.some((each) => each.type === "null") ? "empty: none" : "";
-  const initial = schema["x-default"] === undefined ? "" : `default ${schema["x-default"]}`;
-  return [limits, nothing, initial].filter(Boolean).join("; ");
+  const unit = schema["x-unit"] ? ` ${schema["x-unit"]}` : "";
+  const limits = of.minimum !== undefined && of.maximum !== undefined ? `${number(of.minimum)} to ${number(of.maximum)}${unit}.` : "";
+  const nothing = schema.anyOf?.some((each) => each.type === "null") ? "Empty: none." : "";
+  const initial = schema["x-default"] === undefined ? "" : `Default: ${schema["x-default"]}.`;
+  return [limits, nothing, initial].filter(Boolean).join(" ");
 };
 const shownAs = (value: unknown): string =>
   value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
 
 export function Settings({ name }: { name: string }) {
-  const queue = usePolled(() => ask("GET /v1/queues/{queue}", { queue: name }), 0, [name], true);
+  const queue = useLoaded(() => ask("GET /v1/queues/{queue}", { queue: name }), [name], true);
   return (
     <main>
       <QueueHeader name={name} at="settings" />
@@ -26,11 +27,11 @@ export function Settings({ name }: { name: string }) {
 }
 
 function Form({ name, settings, changed }: { name: string; settings: Record<string, unknown>; changed: () => Promise<void> }) {
-  const schemas = usePolled(settingSchemas, 0, []);
+  const schemas = useLoaded(settingSchemas, []);
   const [edited, setEdited] = useState<Record<string, string>>({});
   const [error, setError] = useState<Error>();
   const known = schemas.value ?? {};
-  const isDefault = (each: string): boolean => String(known[each]?.["x-default"] ?? "").replaceAll(",", "") === shownAs(settings[each]);
+  const isDefault = (each: string): boolean => String(known[each]?.["x-default"] ?? "").replaceAll(",", "") === (shownAs(settings[each]) || "none");
   const names = Object.keys(settings).filter((each) => each in known);
   const read = (each: string, text: string): unknown => {
     const schema = known[each]!;
@@ -53,7 +54,7 @@ function Form({ name, settings, changed }: { name: string; settings: Record<stri
       setError(problem as Error);
     }
   };
-  const words = Object.entries(edited).flatMap(([each, text]) => [`--${each.replaceAll("_", "-")}`, text || "none"]);
+  const words = Object.entries(edited).flatMap(([each, text]) => [`--${each.replaceAll("_", "-")}=${text || "none"}`]);
   return (
     <section>
       <header class="bar">
@@ -74,6 +75,7 @@ function Form({ name, settings, changed }: { name: string; settings: Record<stri
             <div key={each} class={each in edited ? "setting edited" : "setting"}>
               <label for={`setting-${each}`}>
                 {each}
+                {schema["x-unit"] && <small> in {schema["x-unit"]}</small>}
                 {known[each]?.["x-default"] !== undefined && !isDefault(each) && !(each in edited) && <span class="tag">set</span>}
               </label>
               {choices ? (

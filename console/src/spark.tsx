@@ -1,16 +1,24 @@
-import { useRef } from "preact/hooks";
-import { ask, type ChannelCounts } from "./api";
-import { Cli, Trouble, usePolled } from "./parts";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { address, ask, askAt, stream, type ChannelCounts, type NamedCounts, type QueueCountsList } from "./api";
+import { Cli, Trouble, useLoaded, type Loaded } from "./parts";
 import { duration, number, rate } from "./text";
 
 const AT_A_TIME = 1000;
 const LOOKS_MAX = 20;
+const WATCHED_MAX = 8;
 
 interface Stream {
   queue: string;
   channel: ChannelCounts;
   kind: "pipeline" | "stream";
   label: string;
+  pipeline?: string;
+}
+interface Moved {
+  acked: number;
+  at: number;
+  moved: number | null;
+  perSecond: number | null;
 }
 
 /** A channel that a streaming query of Spark reads, or null. */
@@ -18,49 +26,64 @@ function streamOf(queue: string, channel: ChannelCounts): Stream | null {
   const { name } = channel;
   if (name.startsWith("pipeline.")) {
     const [, pipeline, sink] = name.split(".");
-    return { queue, channel, kind: "pipeline", label: sink ? `${pipeline}, sink ${sink}` : (pipeline ?? name) };
+    return { queue, channel, kind: "pipeline", pipeline, label: sink ? `${pipeline}, sink ${sink}` : (pipeline ?? name) };
   }
   return /^spark[-.]|^penstock-spark/.test(name) ? { queue, channel, kind: "stream", label: name } : null;
 }
 
+/** The counts of all queues: a look at every page of them, and the first pages from then on whenever they change. */
+function useCounts(): Loaded<NamedCounts[]> {
+  const [news, setNews] = useState(new Map<string, QueueCountsList>());
+  const whole = useLoaded(async () => {
+    const pages = new Map<string, QueueCountsList>();
+    let after: string | undefined;
+    do {
+      const path = address("GET /v1/stats/queues", { limit: AT_A_TIME, after })[1];
+      const page: QueueCountsList = await askAt<"GET /v1/stats/queues">("GET", path);
+      pages.set(path, page);
+      after = page.next ?? undefined;
+    } while (after !== undefined && pages.size < LOOKS_MAX);
+    return pages;
+  }, []);
+  const watched = [...(whole.value?.keys() ?? [])].slice(0, WATCHED_MAX);
+  useEffect(() => {
+    const ends = watched.map((path) =>
+      stream.watch(path, (answer, error) => {
+        if (!error) setNews((now) => new Map(now).set(path, answer as QueueCountsList));
+      }),
+    );
+    return () => ends.forEach((end) => end());
+  }, [watched.join(" ")]);
+  const value = whole.value && [...whole.value].flatMap(([path, page]) => (news.get(path) ?? page).queues);
+  return { value, error: whole.error, again: whole.again };
+}
+
 /** Streams and pipelines, as far as this server knows them: each reads a channel of its own. */
 export function Spark() {
-  const before = useRef(new Map<string, { acked: number; at: number; moved: number | null }>());
-  const found = usePolled(
-    async () => {
-      const streams: Stream[] = [];
-      let after: string | undefined;
-      for (let look = 0; look < LOOKS_MAX; look++) {
-        const page = await ask("GET /v1/stats/queues", { limit: AT_A_TIME, after });
-        for (const { name, stats } of page.queues)
-          for (const channel of stats.channels) {
-            const made = streamOf(name, channel);
-            if (made) streams.push(made);
-          }
-        if (page.next === null) break;
-        after = page.next;
-      }
-      const at = Date.now() / 1000;
-      return streams.map((each) => {
-        const key = `${each.queue}/${each.channel.name}`;
-        const last = before.current.get(key);
-        const moved = last && each.channel.acked === last.acked ? last.moved : last ? at : null;
-        const perSecond = last && at > last.at ? (each.channel.acked - last.acked) / (at - last.at) : null;
-        before.current.set(key, { acked: each.channel.acked, at, moved });
-        return { ...each, perSecond, moved };
-      });
-    },
-    3000,
-    [],
-  );
-  const rows = found.value ?? [];
+  const before = useRef(new Map<string, Moved>());
+  const counts = useCounts();
+  const found = useMemo(() => {
+    if (!counts.value) return undefined;
+    const at = Date.now() / 1000;
+    const streams = counts.value.flatMap(({ name, stats }) => stats.channels.map((channel) => streamOf(name, channel))).filter((each) => each !== null);
+    return streams.map((each) => {
+      const key = `${each.queue}/${each.channel.name}`;
+      const last = before.current.get(key);
+      const moved = last && each.channel.acked === last.acked ? last.moved : last ? at : null;
+      const perSecond = last && at - last.at > 0.5 ? (each.channel.acked - last.acked) / (at - last.at) : (last?.perSecond ?? null);
+      if (!last || at - last.at > 0.5) before.current.set(key, { acked: each.channel.acked, at, moved, perSecond });
+      return { ...each, perSecond, moved };
+    });
+  }, [counts.value]);
+  const rows = found ?? [];
+  const pipelines = [...new Set(rows.flatMap((each) => each.pipeline ?? []))];
   const now = Date.now() / 1000;
   return (
     <main>
       <h1>Spark</h1>
       <p class="note">Each streaming query reads a channel of its own. What it has not processed is its lag, and is kept.</p>
-      <Trouble error={found.error} />
-      {found.value && !rows.length && (
+      <Trouble error={counts.error} />
+      {found && !rows.length && (
         <p class="empty">
           No stream and no pipeline reads from this server. <code>spark.readStream.format("penstock")</code> starts one.
         </p>
@@ -105,11 +128,71 @@ export function Spark() {
           </div>
         </section>
       )}
+      {pipelines.map((each) => (
+        <Rejects key={each} pipeline={each} sources={[...new Set(rows.filter((row) => row.pipeline === each).map((row) => row.queue))]} />
+      ))}
       <section>
         <h2>Rollup report</h2>
         <p>Rates, latencies and failures over days, from the events that the server writes: a pipeline makes a page of them.</p>
         <Cli words={["pipeline", "run", "rollup", "--table", "metrics", "--window", "10 seconds", "--report", "report.html"]} />
       </section>
     </main>
+  );
+}
+
+/** Rows that a pipeline could not work on, by reason: as far as they are dead letters of the queues that it reads. */
+function Rejects({ pipeline, sources }: { pipeline: string; sources: string[] }) {
+  const found = useLoaded(async () => {
+    const groups = await Promise.all(
+      sources.map(async (queue) => {
+        const { groups } = await ask("GET /v1/queues/{queue}/dead-letters/groups", { queue });
+        return groups.filter((each) => each.sample.attributes?.["penstock.pipeline"] === pipeline).map((each) => ({ ...each, source: queue }));
+      }),
+    );
+    return groups.flat();
+  }, [pipeline, sources.join(" ")]);
+  const now = Date.now() / 1000;
+  return (
+    <section>
+      <header class="bar">
+        <h2>
+          Rows that <span class="mono">{pipeline}</span> rejected
+        </h2>
+        <small>dead letters of its queues, by reason</small>
+      </header>
+      <Trouble error={found.error} />
+      {found.value?.length === 0 && (
+        <p class="empty">
+          None among the dead letters of {sources.join(", ")}. Rows go there when the pipeline's <code>dead_letters</code> is the queue's own dead-letter queue.
+        </p>
+      )}
+      {!!found.value?.length && (
+        <div class="wide">
+          <table class="rejects">
+            <thead>
+              <tr>
+                <th class="number">rows</th>
+                <th>reason</th>
+                <th>queue</th>
+                <th class="number">last</th>
+              </tr>
+            </thead>
+            <tbody>
+              {found.value.map((each) => (
+                <tr key={`${each.source} ${each.group}`}>
+                  <td class="number">{number(each.count)}</td>
+                  <td>{each.group}</td>
+                  <td>
+                    <a href={`#/queues/${encodeURIComponent(each.source)}/dead`}>{each.source}</a>
+                  </td>
+                  <td class="number">{duration(now - each.last_at)} ago</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <Cli words={["pipeline", "status", `${pipeline}.yaml`]} />
+    </section>
   );
 }

@@ -26,3 +26,8 @@ test("only objects and arrays are indented as JSON", () => {
 test("a command can be pasted into a shell, whatever a name holds", () => {
   expect(command("send", "orders", "it's $HOME")).toBe("penstock send orders 'it'\\''s $HOME'");
 });
+
+test("a name that looks like an option is none, and no key press hides in a command", () => {
+  expect(command("queue", "purge", "-rf", "--url", "http://a")).toBe("penstock queue purge --url http://a -- -rf");
+  expect(command("redrive", "a.dead", "--group=it \u001b[31m'x'\r")).toBe("penstock redrive a.dead $'--group=it \\u001b[31m\\'x\\'\\u000d'");
+});

@@ -13,6 +13,8 @@ export function bytes(count: number): string {
 
 export const number = (count: number): string => Math.round(count).toLocaleString("en-US");
 
+export const short = (count: number): string => count.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 1 });
+
 export const rate = (perSecond: number | null): string =>
   perSecond === null ? "–" : perSecond === 0 ? "0" : perSecond < 10 ? perSecond.toFixed(1) : number(perSecond);
 
@@ -73,7 +75,23 @@ export function prettyJson(text: string): string | null {
 }
 
 /** A word of a command line, as a POSIX shell needs it. */
+// What a terminal would take for keys, or show in another order, is written out: somebody else may have chosen the text.
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+const escaped = (found: string): string => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
+/** A word of a command line, as a shell reads it back. */
 export const quoted = (word: string): string =>
-  /^[A-Za-z0-9_./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+  /^[A-Za-z0-9_./:=@%+,-]+$/.test(word)
+    ? word
+    : word.search(UNSEEN) >= 0
+      ? `$'${word.replaceAll("\\", "\\\\").replaceAll("'", "\\'").replace(UNSEEN, escaped)}'`
+      : `'${word.replaceAll("'", "'\\''")}'`;
 
-export const command = (...words: string[]): string => ["penstock", ...words].map(quoted).join(" ");
+/** A command line: words that begin with a dash are options, but for those after `--`. A queue may be called `-rf`. */
+export function command(...words: string[]): string {
+  const end = words.indexOf("--");
+  const before = end < 0 ? words : words.slice(0, end);
+  const isDashed = (word: string, at: number): boolean => word.startsWith("-") && !word.startsWith("--") && !before[at - 1]?.startsWith("--");
+  const last = [...before.filter(isDashed), ...(end < 0 ? [] : words.slice(end + 1))];
+  const first = before.filter((word, at) => !isDashed(word, at));
+  return ["penstock", ...first, ...(last.length ? ["--", ...last] : [])].map(quoted).join(" ");
+}

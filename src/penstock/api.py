@@ -62,6 +62,7 @@ from penstock.core.errors import (
     StoreError,
     TaskNotFound,
     Throttled,
+    TooManyFailedLogins,
     WorkRefused,
 )
 from penstock.core.queues.config import Backoff, QueueConfig
@@ -155,6 +156,7 @@ __all__ = [
     "StoreVersion",
     "TaskNotFound",
     "Throttled",
+    "TooManyFailedLogins",
     "UnitOfWork",
     "WorkRefused",
     "connect",

@@ -21,6 +21,7 @@ from penstock.protocols.sqs.server import SqsFrontEnd, check_header, refuse_requ
 from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import Settings, is_loopback
+from penstock.store.layout import CLUSTER_NAME
 
 
 def greeting(ready: Ready, *, needs_token: bool, has_console: bool) -> str:
@@ -55,14 +56,8 @@ log = logging.getLogger("penstock")
 
 def run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Settings]) -> None:
     """Serve until a signal comes. Returns when everything is committed and closed. SIGHUP reads the settings again."""
-    if chosen.server.workers > 1:
-        from penstock.cluster.workers.workers import Workers
-
-        workers = Workers(chosen, ports(chosen), __version__)
-        process.run(workers, ready_file, _greeting(chosen), partial(_take_again, workers.take_settings, read_again))
-    else:
-        served = node(chosen)
-        process.run(served, ready_file, _greeting(chosen), partial(_take_again, served.take_settings, read_again))
+    served = node(chosen)
+    process.run(served, ready_file, _greeting(chosen), partial(_take_again, served.take_settings, read_again))
 
 
 def _take_again(take: Callable[[Settings], str], read_again: Callable[[], Settings]) -> None:
@@ -81,19 +76,12 @@ def _greeting(chosen: Settings) -> Callable[[Ready], str]:
     return partial(greeting, needs_token=bool(chosen.credentials), has_console=chosen.rest.console)
 
 
-def ports(chosen: Settings) -> dict[str, int]:
-    """Where each front end listens, by its name."""
-    server = chosen.server
-    return {
-        "sqs": server.sqs_port,
-        "http": server.http_port,
-        "nsq": server.nsq_tcp_port,
-        "nsq-http": server.nsq_http_port,
-    }
-
-
 def node(chosen: Settings) -> Node:
     """A node that stands alone, or one of many."""
+    if chosen.server.engine == "embedded" and (Path(chosen.server.data) / CLUSTER_NAME).exists():
+        from penstock.cluster.shards import ShardedNode
+
+        return ShardedNode(chosen, front_ends(chosen), __version__)
     made: Node = ENGINES[chosen.server.engine].load_node()(chosen, front_ends(chosen), __version__)
     return made
 

@@ -15,7 +15,7 @@ So the copy is the directory as a crash at the moment of step 2 would have left 
 Everything that was acknowledged before the command began is in it: an acknowledgement waits for the journal, and the
 journal was read later. Of what happened meanwhile, a part is in it: what came first. Nothing is written to the source.
 
-A directory of `penstock serve --workers` has a store for each worker. All of them are fixed before the first one is
+A directory with several shards has a store for each. All of them are fixed before the first one is
 copied, and each is consistent by itself. What one shard wants done in another (dead letters, units of work over several
 shards) is in its outbox until the other one has done it: then it is forgotten. A copy may have it at both ends; the
 mark of the outbox says that it was done, and it is not done twice. It must not have it at neither end. So the outboxes

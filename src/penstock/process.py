@@ -43,15 +43,7 @@ def run(
     What the service says when it listens becomes the ready file, and the greeting for people. `on_hangup` is called at
     every SIGHUP, once everything listens.
     """
-    run_telling(service, partial(announce, ready_file=ready_file, greeting=greeting), on_hangup)
-
-
-def run_telling(
-    service: contextlib.AbstractAsyncContextManager[_Announced],
-    tell: Callable[[_Announced], None],
-    on_hangup: Callable[[], None] | None = None,
-) -> None:
-    """As `run`, for who says in another way that everything listens."""
+    tell = partial(announce, ready_file=ready_file, greeting=greeting)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(service, tell, on_hangup))
 

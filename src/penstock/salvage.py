@@ -10,7 +10,7 @@ A check changes nothing, and may run beside a server. A salvage reads the direct
 
 Whatever could not be read, or could not be kept as it was, is in the list of findings.
 
-A directory of `penstock serve --workers` has a store for each worker: all of them are looked over, or copied.
+A directory with several shards has a store for each: all of them are looked over, or copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -62,11 +61,16 @@ from penstock.store.layout import (
     make_file,
 )
 from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
+from penstock.store.sharded import (
+    ENTROPY_BYTES,
+    FORMAT,
+    SECRET_BYTES,
+    ClusterFile,
+    read_cluster_file,
+    write_cluster_file,
+)
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
-
-if TYPE_CHECKING:
-    from penstock.cluster.workers.workers import ClusterFile
 
 LIST_NAME = "not-salvaged.jsonl"
 """The file in the new directory that says what could not be copied, an object a line."""
@@ -98,7 +102,7 @@ class Salvaged(msgspec.Struct):
 
 
 def stores_in(directory: Path) -> list[Path]:
-    """The stores of a data directory: itself, or those of the processes that share it, the missing ones included."""
+    """The stores of a data directory: itself, or those of its shards, the missing ones included."""
     found = {path for path in directory.glob(f"{_SHARD}*") if path.is_dir() and path.name[len(_SHARD) :].isdigit()}
     if is_store(directory) or not (found or (directory / CLUSTER_NAME).exists()):
         return [directory]
@@ -108,8 +112,6 @@ def stores_in(directory: Path) -> list[Path]:
 
 
 def _cluster(directory: Path) -> ClusterFile:
-    from penstock.cluster.workers.workers import read_cluster_file
-
     return read_cluster_file(directory / CLUSTER_NAME)
 
 
@@ -277,7 +279,7 @@ def _salvage(source: Path, stores: list[Path], target: Path, progress: Progress)
     if stores == [source]:
         salvaged = _salvage_store(source, target, _Shared(_cluster_around(source)), progress)
     else:
-        salvaged = _salvage_workers(source, stores, target, progress)
+        salvaged = _salvage_shards(source, stores, target, progress)
     make_file(target / LIST_NAME)
     (target / LIST_NAME).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in salvaged.findings))
     return salvaged
@@ -292,7 +294,7 @@ class _Shared(msgspec.Struct):
 
 
 def _cluster_around(store: Path) -> ClusterFile | None:
-    """The workers that a store belongs to, if it lies where theirs do."""
+    """The shards that a store is one of, if it lies where they do."""
     store = store.absolute()
     with contextlib.suppress(PenstockError, OSError):
         if store.name.startswith(_SHARD):
@@ -311,10 +313,8 @@ def _salvage_store(source: Path, target: Path, shared: _Shared, progress: Progre
     return salvaged
 
 
-def _salvage_workers(source: Path, stores: list[Path], target: Path, progress: Progress) -> Salvaged:
-    """All stores of a directory that several processes share."""
-    from penstock.cluster.workers.workers import write_cluster_file
-
+def _salvage_shards(source: Path, stores: list[Path], target: Path, progress: Progress) -> Salvaged:
+    """All stores of a directory with several shards."""
     make_file(target / INCOMPLETE_NAME)
     salvaged, shared = Salvaged(), _Shared(None)
     metas: list[Meta] = []
@@ -345,9 +345,7 @@ def _salvage_workers(source: Path, stores: list[Path], target: Path, progress: P
 
 
 def _made_cluster(metas: list[Meta], stores: int) -> ClusterFile:
-    """What the workers share, of what their stores say; the rest anew."""
-    from penstock.cluster.workers.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile
-
+    """What the shards share, of what their stores say; the rest anew."""
     entropy, shards = os.urandom(ENTROPY_BYTES), stores
     if metas:
         known = metas[0].secret + metas[0].realm.to_bytes(8, "big")
@@ -439,7 +437,11 @@ class _Salvage:
     def _damaged_queues(self) -> set[int]:
         """The queues that are not copied as they are. Without its name, or in part, a queue is none."""
         groups = {group for group in self._raw_directory.suspects if len(group) == NUMBER_BYTES and group[0] != _OUTBOX}
-        there = {int.from_bytes(group, "big") for group in self._by_group if len(group) == NUMBER_BYTES}
+        there = {
+            int.from_bytes(group, "big")
+            for group in self._by_group
+            if len(group) == NUMBER_BYTES and group[0] != _OUTBOX
+        }
         named = {keys.number_of(key) for key in self._records if key[0] == Kind.QUEUE}
         damaged = {int.from_bytes(group, "big") for group in groups} | ((there | self._chunks.keys()) - named)
         damaged |= {queue_id for queue_id in self._lost if queue_id >> 56 != _OUTBOX}
@@ -459,7 +461,8 @@ class _Salvage:
         whole_outbox = not {bytes([Kind.OUTBOX]), bytes([Kind.OUTBOX_TARGET])} & self._raw_directory.suspects
         for key, value in self._records.items():
             kind, number = key[0], keys.number_of(key)
-            if kind in (Kind.OUTBOX, Kind.OUTBOX_TARGET) and not whole_outbox:
+            is_of_outbox = kind in (Kind.OUTBOX, Kind.OUTBOX_TARGET) or number >= keys.OUTBOX_QUEUES
+            if is_of_outbox and not whole_outbox:
                 continue
             if kind in set(Kind) and not (kind in keys.OF_A_QUEUE and number in damaged):
                 changes.put_record(key, value)

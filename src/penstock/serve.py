@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from penstock.server.sources import Place
 
 
-CLUSTER = "Many nodes, on Kafka (docs/cluster.md)"
-OF_KAFKA = ("bootstrap", "cluster", "node", "link_port")
+CLUSTER = "Many nodes, on Kafka (docs/cluster.md) or ZooKeeper (docs/zookeeper.md)"
+_CLUSTERS = ("kafka", "zookeeper")
+OF_CLUSTERS = {
+    "bootstrap": ("kafka",),
+    "zookeeper": ("zookeeper",),
+    "cluster": _CLUSTERS,
+    "node": _CLUSTERS,
+    "link_port": _CLUSTERS,
+}
+"""Flags that say something to some engines alone."""
 
 Config = Annotated[
     Path | None,
@@ -40,7 +48,7 @@ def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (_, setting) in places.items():
         flags = (setting.setting.flag or "").split(",")
-        section = CLUSTER if name in (*OF_KAFKA, "engine") else "Options"
+        section = CLUSTER if name in (*OF_CLUSTERS, "engine") else "Options"
         about = setting.setting.help
         if setting.kind is bool:
             flags = [f"{flag}/--no{flag[1:]}" if setting.default_text == "true" else flag for flag in flags]
@@ -55,7 +63,7 @@ def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
 def _serve_flags() -> dict[str, Place]:
     from penstock.server.sources import flags_of
 
-    return flags_of("server", "rest", "nsq", "sqs", "kafka", "cluster")
+    return flags_of("server", "rest", "nsq", "sqs", "kafka", "zookeeper", "cluster")
 
 
 def _lookup_flags() -> dict[str, Place]:
@@ -80,11 +88,15 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
         read_again = partial(gathered, config, os.environ, flags, _serve_flags())
         chosen = read_again()
         chosen.check()
-        of_kafka = [f"--{name.replace('_', '-')}" for name in OF_KAFKA if flags.get(name) is not None]
-        if of_kafka and chosen.server.engine != "kafka":
+        engine = chosen.server.engine
+        alien = [flag for flag, of in OF_CLUSTERS.items() if flags.get(flag) is not None and engine not in of]
+        if alien:
             # Whoever forgets the engine would have a server of its own, and take it for one of many.
-            raise InvalidSettings(f"{', '.join(of_kafka)}: for one of many nodes; say --engine kafka as well")
-        if chosen.server.engine != "kafka" and (name := foreign_file(Path(chosen.server.data))):
+            told = ", ".join(f"--{flag.replace('_', '-')}" for flag in alien)
+            wanted = [each for each in _CLUSTERS if all(each in OF_CLUSTERS[flag] for flag in alien)]
+            say = f"say --engine {' or '.join(wanted)} as well" if wanted else "they are of different engines"
+            raise InvalidSettings(f"{told}: for one of many nodes; {say}")
+        if engine not in _CLUSTERS and (name := foreign_file(Path(chosen.server.data))):
             raise InvalidSettings(
                 f"--data: {chosen.server.data} has other files in it ({name}) and no queues: "
                 "name a new or empty directory"

@@ -48,14 +48,13 @@ class Server:
             request_log=request_log or RequestLog(LogSettings(requests="none")),
             metric_sources=[],
         )
-        self._front = RestFrontEnd(port, __version__)
+        self._reserved = socket.socket()  # the port is known, and nobody else's, before it starts
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", port))
+        self.port: int = self._reserved.getsockname()[1]
+        self._front = RestFrontEnd(self.port, __version__)
         if not sockets:
             self._front.websockets = frozenset()
-        self.listener = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sends small parts at once only if it says so
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind(("127.0.0.1", port))
-        self.port: int = self.listener.getsockname()[1]
-        self.services.listeners = {self._front.name: self.listener}
 
     @property
     def url(self) -> str:
@@ -81,6 +80,7 @@ class Server:
         return self._front._server
 
     async def start(self) -> None:
+        self._reserved.close()
         await self._front.start(self.services)
 
     async def stop(self) -> None:
@@ -88,7 +88,7 @@ class Server:
         self.services.is_stopping = True
         await self.shard.close()
         await self._front.drain(1.0)
-        self.listener.close()
+        self._reserved.close()
 
 
 async def serve(shard: Shard | Shards, **options: Any) -> Server:

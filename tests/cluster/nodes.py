@@ -1,4 +1,4 @@
-"""Nodes of a cluster for tests: in threads of this process, or as processes of their own, on a real Kafka."""
+"""Nodes of a cluster for tests: in threads of this process, or as processes of their own, on Kafka or ZooKeeper."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock import __version__
-from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.membership.view import ClusterView
 from penstock.cluster.node import ClusterNode
 from penstock.core.commands import Command
 from penstock.core.errors import PenstockError
 from penstock.protocols.rest.app import RestFrontEnd
+from penstock.server.engines import ENGINES
 from penstock.server.settings import Settings, parse
-from tools.kafka import KafkaCluster
 
 RETRY_TIMEOUT_S = 60.0
 START_S_MAX = 200.0
@@ -32,12 +32,34 @@ START_S_MAX = 200.0
 SHARDS = 4
 
 
-def settings_text(kafka: KafkaCluster, cluster: str, node: str, data: Path, *, session_s: float, more: str = "") -> str:
+class Backend(Protocol):
+    """What a cluster lives in: a `KafkaCluster` or a `ZooKeeperEnsemble` that runs."""
+
+    engine: str
+
+    @property
+    def flags(self) -> list[str]:
+        """How the command line finds it."""
+
+    def settings_text(self, *, copies: int = 1, addresses: Sequence[str] = ()) -> str:
+        """The section of penstock.toml by which nodes find it."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def look(settings: Settings) -> ClusterView:
+    """What can be seen of a cluster from outside."""
+    found: ClusterView = ENGINES[settings.server.engine].load_cluster()(settings).look()
+    return found
+
+
+def settings_text(backend: Backend, cluster: str, node: str, data: Path, *, session_s: float, more: str = "") -> str:
     """A penstock.toml."""
     return f"""
 [server]
 data = "{data}"
-engine = "kafka"
+engine = "{backend.engine}"
 sqs_port = 0
 http_port = 0
 nsq_tcp_port = 0
@@ -51,11 +73,7 @@ node = "{node}"
 link_port = 0
 session_timeout_s = {session_s}
 move_pause_s = 0.2
-[kafka]
-bootstrap = "{kafka.bootstrap}"
-replication_factor = 1
-min_insync_replicas = 1
-"""
+{backend.settings_text()}"""
 
 
 def until(is_so: Callable[[], Any], what: str = "it", seconds_max: float = RETRY_TIMEOUT_S) -> Any:
@@ -132,10 +150,10 @@ class ThreadNode:
 
 @contextlib.contextmanager
 def thread_node(
-    kafka: KafkaCluster, cluster: str, name: str, directory: Path, *, session_s: float = 3.0, more: str = ""
+    backend: Backend, cluster: str, name: str, directory: Path, *, session_s: float = 3.0, more: str = ""
 ) -> Iterator[ThreadNode]:
     """A node that is stopped when the block ends."""
-    node = ThreadNode(parse(settings_text(kafka, cluster, name, directory / name, session_s=session_s, more=more)))
+    node = ThreadNode(parse(settings_text(backend, cluster, name, directory / name, session_s=session_s, more=more)))
     try:
         yield node
     finally:
@@ -143,10 +161,10 @@ def thread_node(
 
 
 class ProcessNode:
-    """`penstock serve --engine kafka`, as a process."""
+    """`penstock serve` with an engine of clusters, as a process."""
 
-    def __init__(self, kafka: KafkaCluster, cluster: str, name: str, directory: Path, *, session_s: float) -> None:
-        self._set_up(name, directory, settings_text(kafka, cluster, name, directory / name, session_s=session_s))
+    def __init__(self, backend: Backend, cluster: str, name: str, directory: Path, *, session_s: float) -> None:
+        self._set_up(name, directory, settings_text(backend, cluster, name, directory / name, session_s=session_s))
 
     @classmethod
     def with_settings(cls, name: str, directory: Path, text: str) -> ProcessNode:
@@ -168,9 +186,9 @@ class ProcessNode:
 
     @property
     def served(self) -> list[int]:
-        """The shards that it serves, as the partitions topic says."""
-        options = parse(self._config.read_text()).kafka_options()
-        return [row["shard"] for row in Inspection(options).rows() if row["served_by"] == self.name]
+        """The shards that it serves, as the cluster's records say."""
+        seen = look(parse(self._config.read_text()))
+        return [row["shard"] for row in seen.rows() if row["served_by"] == self.name]
 
     @property
     def log(self) -> str:

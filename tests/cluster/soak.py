@@ -1,10 +1,11 @@
 """`make cluster-soak`: everything that can happen to a cluster happens to it under load, and every message is counted.
 
-    python -m tests.cluster.soak                                   # 17 configurations of 180 s each
+    python -m tests.cluster.soak                                   # 25 configurations of 180 s each
     python -m tests.cluster.soak --list
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
-Three nodes, as processes, on one real broker of Kafka or on three; or two workers of one server, without any. Clients
+Three nodes, as processes, on one real broker of Kafka or on three, or on one or three of ZooKeeper's servers; or one
+server of several shards, without any. Clients
 of every kind send, receive and move messages through all of them without a rest (`load.py`). Each configuration has
 its own kinds of faults, picked by a seed, with quiet moments between (`world.py`). When they are over, what is in the
 queues is taken out, and the books are closed (`books.py` says what is counted, and what must be so). The seed decides
@@ -18,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +34,11 @@ import penstock
 from tests.cluster.books import Books, Report
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.ownership.fencing import Rules, search
-from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
+from tests.cluster.witness import Witness
+from tests.cluster.world import NAMES, Fault, ShardsWorld, World, world
+from tools.kafka import DEFAULT_SETTINGS
 
-SESSION_S = 6.0
+SESSION_S = 10.0
 SERVICE_S_MAX = 90.0
 DRAIN_S_MAX = 120.0
 REST_S_MAX = 45.0
@@ -49,6 +54,7 @@ class Configuration:
     name: str
     brokers: int
     faults: tuple[Fault, ...]
+    engine: str = "kafka"
     has_small_disks: bool = False
     """Each broker's data is on a file system of its own, which can be full. To mount these takes root."""
 
@@ -58,7 +64,7 @@ _BROKERS = (World.kill_broker, World.restart_broker, World.stop_broker)
 _NETWORKS = (World.cut_node, World.cut_path, World.slow_node, World.reset_node, World.cut_link)
 
 CONFIGURATIONS = (
-    Configuration("workers killed", 0, (WorkersWorld.kill_worker,)),
+    Configuration("several shards, killed", 0, (ShardsWorld.kill_server,)),
     Configuration("nodes killed", 1, (World.kill_node,)),
     Configuration("nodes stopped", 1, (World.stop_node,)),
     Configuration("nodes restarted", 1, (World.restart_node,)),
@@ -75,30 +81,58 @@ CONFIGURATIONS = (
     Configuration("disks full", 3, (World.fill_file_system,), has_small_disks=True),
     Configuration("one disk full", 1, (World.fill_file_system,), has_small_disks=True),
     Configuration("everything", 3, (*_NODES, *_BROKERS, *_NETWORKS)),
+    Configuration("zookeeper: nodes killed", 1, (World.kill_node,), "zookeeper"),
+    Configuration("zookeeper: nodes stopped", 1, (World.stop_node, World.restart_node), "zookeeper"),
+    Configuration("zookeeper: the server killed", 1, _BROKERS, "zookeeper"),
+    Configuration("zookeeper: servers killed", 3, _BROKERS, "zookeeper"),
+    Configuration("zookeeper: networks cut", 1, (World.cut_node, World.cut_all), "zookeeper"),
+    Configuration("zookeeper: paths cut", 3, (World.cut_path, World.cut_node, World.reset_node), "zookeeper"),
+    Configuration("zookeeper: slow networks, cut links", 1, (World.slow_node, World.cut_link), "zookeeper"),
+    Configuration("zookeeper: everything", 3, (*_NODES, *_BROKERS, *_NETWORKS), "zookeeper"),
 )
 
 
-def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, directory: Path) -> Report:
-    """One configuration, from nothing to the report."""
+def run(
+    chosen: Configuration,
+    seed: int,
+    seconds: float,
+    *,
+    session_s: float,
+    directory: Path,
+    properties: Mapping[str, object] | None = None,
+) -> Report:
+    """One configuration, from nothing to the report. `properties` are the brokers'."""
     chance, books = random.Random(f"{chosen.name} {seed}"), Books()
-    with world(chosen.brokers, directory, session_s, has_small_disks=chosen.has_small_disks) as found:
+    with world(
+        chosen.brokers,
+        directory,
+        session_s,
+        engine=chosen.engine,
+        has_small_disks=chosen.has_small_disks,
+        properties=properties,
+    ) as found:
         found.start()
         create_queues(found.ports["a"].http)
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
+        witness = Witness([{"sqs": it.sqs, "http": it.http, "nsq": it.nsq} for it in found.ports.values()])
         try:
             books.begin()
+            witness.start()
             _make_faults(found, books, chosen, chance, seconds)
             unserved = _await_service(found, books)
             for load in loads:
                 load.stop_sending()
             books.end()
+            witness.stop()
             left = _drain(found, books)
         finally:
             for load in loads:
                 load.stop()
             for load in loads:
                 found.remarks += load.join()
-        return books.report(chosen.name, seed, left, unserved, found.remarks)
+        report = books.report(chosen.name, seed, left, unserved, [*found.remarks, *witness.lines()])
+        report.violations["witness"] = witness.problems
+        return report
 
 
 def _make_faults(found: World, books: Books, chosen: Configuration, chance: random.Random, seconds: float) -> None:
@@ -155,13 +189,14 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=None, help="the first of them; at random if not given")
     parser.add_argument("--config", action="append", help="only this configuration; may be given several times")
     parser.add_argument("--session", type=float, default=SESSION_S, help="the nodes' session timeout in seconds")
+    parser.add_argument("--quick", action="store_true", help="brokers that notice losses sooner than Kafka's do")
     parser.add_argument("--keep", type=Path, help="where to keep the nodes' logs")
     parser.add_argument("--no-model", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the configurations")
     given = parser.parse_args()
     names = [configuration.name for configuration in CONFIGURATIONS]
     if given.list:
-        print("\n".join(f"{it.name}: {it.brokers} broker(s)" for it in CONFIGURATIONS))
+        print("\n".join(f"{it.name}: {it.brokers} server(s)" for it in CONFIGURATIONS))
         return
     if unknown := set(given.config or ()) - set(names):
         parser.error(f"no configuration is called {sorted(unknown)[0]!r}: see --list")
@@ -179,13 +214,21 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name:
         directory, is_good = Path(name), False
         try:
-            report = run(configuration, seed, given.seconds, session_s=given.session, directory=directory)
+            properties = None if given.quick else DEFAULT_SETTINGS
+            report = run(
+                configuration,
+                seed,
+                given.seconds,
+                session_s=given.session,
+                directory=directory,
+                properties=properties,
+            )
             is_good = report.is_good
             print(report, flush=True)
         except Exception as error:
             print(f"{configuration.name} (seed {seed}): could not be run: {type(error).__name__}: {error}", flush=True)
         if given.keep is not None:
-            kept = given.keep / f"{configuration.name.replace(' ', '-')}-{seed}"
+            kept = given.keep / f"{re.sub('[^a-z]+', '-', configuration.name)}-{seed}"
             kept.mkdir(parents=True, exist_ok=True)
             for log in directory.glob("*.log"):
                 shutil.copy(log, kept)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import zookeeper
 from tests.cluster.books import DEAD, ONCE, Books, Report
 from tests.cluster.soak import CONFIGURATIONS, Configuration, run
 from tests.cluster.world import World
 from tests.kafka import loudly
 from tools.kafka import jars
+from tools.zookeeper import jars as jars_of_zookeeper
 
 SESSION_S = 3.0
 
@@ -22,6 +24,19 @@ def test_nothing_is_lost_when_a_node_is_killed_and_another_is_cut_from_the_broke
         jars()
     chosen = Configuration("short", 1, (World.kill_node, World.cut_node))
     report = run(chosen, seed=3, seconds=10.0, session_s=SESSION_S, directory=tmp_path)
+    print(report)
+    assert report.is_good, report
+    assert report.sent, report
+
+
+@pytest.mark.timeout(400)
+def test_nothing_is_lost_on_zookeeper_when_a_server_and_a_node_are_killed_and_another_node_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    with zookeeper.loudly():
+        jars_of_zookeeper()
+    chosen = Configuration("short", 3, (World.kill_broker, World.kill_node, World.cut_node), "zookeeper")
+    report = run(chosen, seed=6, seconds=16.0, session_s=SESSION_S, directory=tmp_path)
     print(report)
     assert report.is_good, report
     assert report.sent, report
@@ -74,8 +89,8 @@ def test_the_books_tell_messages_apart_by_their_ids() -> None:
     assert closed(books).violations["after ack"] == ["held: a-1"]
 
 
-def test_nothing_comes_after_its_ack_when_workers_are_killed(tmp_path: Path) -> None:
-    chosen = next(each for each in CONFIGURATIONS if each.name == "workers killed")
+def test_nothing_comes_after_its_ack_when_a_server_of_several_shards_is_killed(tmp_path: Path) -> None:
+    chosen = next(each for each in CONFIGURATIONS if each.name == "several shards, killed")
     report = run(chosen, seed=3, seconds=10.0, session_s=SESSION_S, directory=tmp_path)
     print(report)
     assert report.is_good, report

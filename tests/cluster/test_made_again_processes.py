@@ -95,7 +95,7 @@ def _group(number: int) -> str:
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     directory: Path = tmp_path_factory.mktemp("again")
     with ExitStack() as stack:
-        server = stack.enter_context(serving(directory, "--workers", str(WORKERS)))
+        server = stack.enter_context(serving(directory, shards=WORKERS))
         url = f"penstock://127.0.0.1:{server.http_port}"
         yield Queue(server, [stack.enter_context(penstock.connect(url)) for _ in range(WORKERS)])
 

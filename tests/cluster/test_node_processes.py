@@ -1,4 +1,4 @@
-"""Two nodes as processes on a real Kafka: restarted, stopped in mid-air, killed, while a client goes on.
+"""Two nodes as processes on a real Kafka or ZooKeeper: restarted, stopped in mid-air, killed, while a client goes on.
 
 Every message is sent and received by SQS, and counted by its body at the end. How long each failover took is printed,
 not asserted: `tests.cluster.soak` does that on a machine that has nothing else to do.
@@ -20,9 +20,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, ProcessNode, until
-from tests.kafka import kafka, unique_prefix  # noqa: F401
-from tools.kafka import KafkaCluster
+from tests.cluster.backends import backend  # noqa: F401
+from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, Backend, ProcessNode, until
+from tests.kafka import unique_prefix
 
 SESSION_S = 3.0
 QUEUES = [f"q{number}" for number in range(6)]
@@ -110,9 +110,9 @@ def drained(client: Any, expected: set[str]) -> set[str]:
 
 
 @pytest.fixture
-def pair(kafka: KafkaCluster, tmp_path: Path) -> Iterator[tuple[ProcessNode, ProcessNode]]:  # noqa: F811
+def pair(backend: Backend, tmp_path: Path) -> Iterator[tuple[ProcessNode, ProcessNode]]:  # noqa: F811
     name = unique_prefix("pair")
-    a, b = (ProcessNode(kafka, name, each, tmp_path, session_s=SESSION_S) for each in "ab")
+    a, b = (ProcessNode(backend, name, each, tmp_path, session_s=SESSION_S) for each in "ab")
     try:
         a.start()
         client = sqs(a)

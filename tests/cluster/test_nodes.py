@@ -1,4 +1,4 @@
-"""Nodes in this process, on a real Kafka: who owns what as nodes come, go and are drained."""
+"""Nodes in this process, on a real Kafka or ZooKeeper: who owns what as nodes come, go and are drained."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from click.testing import CliRunner
 
 import penstock
 from penstock.cli import app
-from penstock.cluster.membership import membership
-from penstock.cluster.membership.inspection import Inspection, NoCluster
+from penstock.cluster.membership import kafka as membership
+from penstock.cluster.membership.view import NoCluster
 from penstock.cluster.node import NameTaken
 from penstock.core.commands import Ack, Receive, Send
 from penstock.core.errors import InvalidRequest
 from penstock.server.metrics import render
 from penstock.server.settings import InvalidSettings, parse
-from tests.cluster.nodes import SHARDS, ThreadNode, settings_text, thread_node, until
+from tests.cluster.backends import backend  # noqa: F401
+from tests.cluster.nodes import SHARDS, Backend, ThreadNode, look, settings_text, thread_node, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tests.server.bare import bodies, spans
 from tools.kafka import KafkaCluster
@@ -28,8 +29,8 @@ from tools.kafka import KafkaCluster
 QUEUES = [f"q{number}" for number in range(8)]
 
 
-def cli(cluster: KafkaCluster, name: str, *arguments: str) -> Any:
-    where = ["--bootstrap", cluster.bootstrap, "--cluster", name, "--json"]
+def cli(cluster: Backend, name: str, *arguments: str) -> Any:
+    where = [*cluster.flags, "--cluster", name, "--json"]
     result = CliRunner().invoke(app, ["cluster", *arguments, *where])
     assert result.exit_code == 0, result.output
     return [msgspec.json.decode(line) for line in result.stdout.splitlines()]
@@ -49,26 +50,26 @@ def receive_and_ack(node: ThreadNode) -> list[bytes]:
     return found
 
 
-def test_nodes_share_the_shards_and_give_them_away_when_they_leave(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_nodes_share_the_shards_and_give_them_away_when_they_leave(backend: Backend, tmp_path: Path) -> None:  # noqa: F811
     name = unique_prefix("nodes")
-    with thread_node(kafka, name, "a", tmp_path) as a:
+    with thread_node(backend, name, "a", tmp_path) as a:
         until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
         send(a, b"one")
-        with thread_node(kafka, name, "b", tmp_path) as b:
+        with thread_node(backend, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "an even share")
             assert receive_and_ack(b) == [b"one"] * len(QUEUES)
-            _wishes_are_followed(kafka, name, a, b)
+            _wishes_are_followed(backend, name, a, b)
             send(b, b"two")
         until(lambda: a.own_shards == list(range(SHARDS)), "everything")
         assert receive_and_ack(a) == [b"two"] * len(QUEUES)
         _metrics_tell_of_each_shard(a)
-    with thread_node(kafka, name, "c", tmp_path) as c:
+    with thread_node(backend, name, "c", tmp_path) as c:
         until(lambda: c.own_shards == list(range(SHARDS)), "all shards")
         send(c, b"three")
         assert receive_and_ack(c) == [b"three"] * len(QUEUES)
 
 
-def _wishes_are_followed(cluster: KafkaCluster, name: str, a: ThreadNode, b: ThreadNode) -> None:
+def _wishes_are_followed(cluster: Backend, name: str, a: ThreadNode, b: ThreadNode) -> None:
     moving = a.own_shards[0]
     cli(cluster, name, "move", str(moving), "b", "--wait", "60")
     assert moving in b.own_shards or until(lambda: moving in b.own_shards, "the news")
@@ -88,7 +89,7 @@ def _wishes_are_followed(cluster: KafkaCluster, name: str, a: ThreadNode, b: Thr
     cli(cluster, name, "undrain", "b")
     until(lambda: len(b.own_shards) == SHARDS // 2, "a share after the drain")
     with pytest.raises(InvalidRequest, match="no node 'x' is alive"):
-        Inspection(a.node._options).drain("x")
+        look(a.node._settings).drain("x")
 
 
 def _metrics_tell_of_each_shard(node: ThreadNode) -> None:
@@ -103,43 +104,43 @@ def _metrics_tell_of_each_shard(node: ThreadNode) -> None:
 
 
 def test_a_node_that_comes_back_does_not_take_what_was_its_own_once(
-    kafka: KafkaCluster,  # noqa: F811
+    backend: Backend,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     name = unique_prefix("history")
-    with thread_node(kafka, name, "a", tmp_path) as a:
-        with thread_node(kafka, name, "b", tmp_path) as b:
+    with thread_node(backend, name, "a", tmp_path) as a:
+        with thread_node(backend, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == SHARDS // 2, "an even share")
         until(lambda: a.own_shards == list(range(SHARDS)), "everything")
         _read_slowly(monkeypatch)
         caplog.clear()
-        with thread_node(kafka, name, "b", tmp_path) as b:
+        with thread_node(backend, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == SHARDS // 2, "an even share once more")
     assert not [record.getMessage() for record in caplog.records if "is given up" in record.getMessage()]
 
 
 def _read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said of a shard long ago is there for a moment before what was said of it later."""
-    at_once = membership.Membership._tell
+    at_once = membership.KafkaMembership._tell
 
-    def later(self: membership.Membership, listener: Any, what: Any) -> None:
+    def later(self: membership.KafkaMembership, listener: Any, what: Any) -> None:
         if not self.has_caught_up:
             time.sleep(0.02)
         at_once(self, listener, what)
 
     monkeypatch.setattr(membership, "READ_RECORDS_MAX", 1)
-    monkeypatch.setattr(membership.Membership, "_tell", later)
+    monkeypatch.setattr(membership.KafkaMembership, "_tell", later)
 
 
 def test_what_clients_have_in_hand_stays_theirs_when_another_node_stops(
-    kafka: KafkaCluster,  # noqa: F811
+    backend: Backend,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     name = unique_prefix("in-hand")
-    with thread_node(kafka, name, "a", tmp_path) as a:
-        with thread_node(kafka, name, "b", tmp_path) as b:
+    with thread_node(backend, name, "a", tmp_path) as a:
+        with thread_node(backend, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == SHARDS // 2, "an even share")
             url = a.node._record_of_node.urls["http"].replace("http", "penstock", 1)
             with penstock.connect(url) as client:
@@ -158,9 +159,12 @@ def test_what_clients_have_in_hand_stays_theirs_when_another_node_stops(
         assert [(each.channels["main"].acked, each.channels["main"].failed) for each in stats] == [(1, 0)] * len(QUEUES)
 
 
-def test_of_two_processes_with_one_name_the_second_goes_on(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_of_two_processes_with_one_name_the_second_goes_on(backend: Backend, tmp_path: Path) -> None:  # noqa: F811
     name = unique_prefix("twins")
-    with thread_node(kafka, name, "a", tmp_path) as first, thread_node(kafka, name, "a", tmp_path / "other") as second:
+    with (
+        thread_node(backend, name, "a", tmp_path) as first,
+        thread_node(backend, name, "a", tmp_path / "other") as second,
+    ):
         until(lambda: first.fatal, "a word to the first")
         assert isinstance(first.fatal[0], NameTaken)
         first.stop()
@@ -168,15 +172,14 @@ def test_of_two_processes_with_one_name_the_second_goes_on(kafka: KafkaCluster, 
         until(lambda: second.own_shards == list(range(SHARDS)), "all shards")
         send(second, b"one")
         assert receive_and_ack(second) == [b"one"] * len(QUEUES)
-        states = [row["state"] for row in cli(kafka, name, "show") if "node" in row]
+        states = [row["state"] for row in cli(backend, name, "show") if "node" in row]
         assert (states, second.fatal) == (["serving"], [])
 
 
-def test_a_cluster_that_was_never_started_is_not_there(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_a_cluster_that_was_never_started_is_not_there(backend: Backend, tmp_path: Path) -> None:  # noqa: F811
     name = unique_prefix("nowhere")
-    options = parse(settings_text(kafka, name, "a", tmp_path, session_s=6)).kafka_options()
     with pytest.raises(NoCluster, match=name):
-        Inspection(options)
+        look(parse(settings_text(backend, name, "a", tmp_path, session_s=6)))
 
 
 def test_a_node_of_another_name_does_not_take_the_topics_of_a_cluster(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811

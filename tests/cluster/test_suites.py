@@ -1,5 +1,5 @@
 """Front ends on three shards of two nodes: a part of their own suites, run again with one shard here and two behind a
-real link, and again on three nodes over a real Kafka. All of it: `make cluster-test`.
+real link, and again on three nodes over a real Kafka and a real ZooKeeper. All of it: `make cluster-test`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import zookeeper
 from tests.kafka import loudly
 from tools.kafka import jars
+from tools.zookeeper import jars as jars_of_zookeeper
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
@@ -29,7 +31,7 @@ CHOSEN = [
 ]
 
 
-CHOSEN_FOR_KAFKA = [
+CHOSEN_FOR_NODES = [
     "tests/protocols/sqs/test_messages.py",
     "tests/protocols/rest/test_messages.py",
     "tests/protocols/websocket/test_socket.py::test_messages_are_pushed_while_there_is_credit",
@@ -44,7 +46,14 @@ def test_front_ends_work_on_shards_of_two_nodes() -> None:
 def test_front_ends_work_on_three_nodes_over_kafka() -> None:
     with loudly():
         jars()
-    run_suites(CHOSEN_FOR_KAFKA, PENSTOCK_TEST_CLUSTER="3", PENSTOCK_TEST_BROKERS="1")
+    run_suites(CHOSEN_FOR_NODES, PENSTOCK_TEST_CLUSTER="3", PENSTOCK_TEST_BROKERS="1")
+
+
+def test_front_ends_work_on_three_nodes_over_zookeeper() -> None:
+    with zookeeper.loudly():
+        jars_of_zookeeper()
+    on = {"PENSTOCK_TEST_ENGINE": "zookeeper", "PENSTOCK_TEST_CLUSTER": "3", "PENSTOCK_TEST_BROKERS": "1"}
+    run_suites(CHOSEN_FOR_NODES, **on)
 
 
 def run_suites(chosen: list[str], **environment: str) -> None:

@@ -1,23 +1,23 @@
-"""Units of work over two workers that are killed: each task has one result in each shard, and costs one token."""
+"""Units of work over two shards of a server that is killed: one result of each task in each shard, for one token."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections import Counter
 from pathlib import Path
 
 import penstock
 from penstock.core.errors import PenstockError
-from tests.cluster.workers.test_workers import RETRY_TIMEOUT_S, WORKERS, WorkersServer, name_in
-from tests.compat.server import until
+from tests.compat.server import Server, name_in, until
 
+SHARDS = 2
+RETRY_TIMEOUT_S = 60.0
+KILLS = 2
 TASKS = 120
 THREADS = 3
 LEASE_S = 10
 
-QUEUES = {stem: [name_in(shard, stem) for shard in range(WORKERS)] for stem in ("tasks", "tokens", "results")}
+QUEUES = {stem: [name_in(shard, stem) for shard in range(SHARDS)] for stem in ("tasks", "tokens", "results")}
 
 
 class Workers:
@@ -28,8 +28,8 @@ class Workers:
         self._over = threading.Event()
         self.refused = 0
         self._threads = [
-            threading.Thread(target=self._work, args=(number % WORKERS,), daemon=True)
-            for number in range(THREADS * WORKERS)
+            threading.Thread(target=self._work, args=(number % SHARDS,), daemon=True)
+            for number in range(THREADS * SHARDS)
         ]
         for thread in self._threads:
             thread.start()
@@ -61,15 +61,15 @@ class Workers:
             thread.join(RETRY_TIMEOUT_S)
 
 
-def test_units_of_work_over_workers_that_are_killed_are_done_once(tmp_path: Path) -> None:
-    server = WorkersServer(tmp_path)
+def test_units_of_work_over_shards_of_a_server_that_is_killed_are_done_once(tmp_path: Path) -> None:
+    server = Server(tmp_path, shards=SHARDS)
     try:
         server.start()
         url = f"penstock://127.0.0.1:{server.http_port}"
         with penstock.connect(url) as ps:
             for name in (name for names in QUEUES.values() for name in names):
                 ps.create_queue(name, max_receives=0)  # nothing dies, however often it is tried
-            for shard in range(WORKERS):
+            for shard in range(SHARDS):
                 ps.queue(QUEUES["tasks"][shard]).send_many([b"%d-%d" % (shard, each) for each in range(TASKS)])
                 ps.queue(QUEUES["tokens"][shard]).send_many([b"token"] * 2 * TASKS)
         workers = Workers(url)
@@ -81,11 +81,11 @@ def test_units_of_work_over_workers_that_are_killed_are_done_once(tmp_path: Path
         with penstock.connect(url) as ps:
             _check(ps)
     finally:
-        server.end()
+        server.kill()
 
 
 def _messages(ps: penstock.Penstock, stem: str) -> int:
-    """How many messages of the queues of this kind are not done; too many while a worker is away."""
+    """How many messages of the queues of this kind are not done; too many while the server is away."""
     try:
         channels = [ps.queue(name).stats().channels["main"] for name in QUEUES[stem]]
         return sum(channel.ready + channel.leased + channel.delayed for channel in channels)
@@ -93,22 +93,21 @@ def _messages(ps: penstock.Penstock, stem: str) -> int:
         return 1 << 30
 
 
-def _work_under_fire(server: WorkersServer, ps: penstock.Penstock) -> None:
-    for index in range(WORKERS):
+def _work_under_fire(server: Server, ps: penstock.Penstock) -> None:
+    for _ in range(KILLS):
         goal = max(0, _messages(ps, "tasks") - TASKS // 2)
         until(lambda goal=goal: _messages(ps, "tasks") <= goal, RETRY_TIMEOUT_S)
-        killed = server.pid_of(index)
-        os.kill(killed, signal.SIGKILL)
-        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, RETRY_TIMEOUT_S)
+        server.kill()
+        server.start()
     until(lambda: _messages(ps, "tasks") == 0, RETRY_TIMEOUT_S)
-    until(lambda: _messages(ps, "results") == 2 * WORKERS * TASKS, RETRY_TIMEOUT_S)
+    until(lambda: _messages(ps, "results") == 2 * SHARDS * TASKS, RETRY_TIMEOUT_S)
 
 
 def _check(ps: penstock.Penstock) -> None:
-    expected = Counter(b"%d-%d" % (shard, each) for shard in range(WORKERS) for each in range(TASKS))
+    expected = Counter(b"%d-%d" % (shard, each) for shard in range(SHARDS) for each in range(TASKS))
     for name in QUEUES["results"]:
         found = Counter[bytes]()
         while messages := ps.queue(name).receive(1_000):
             found.update(message.body for message in messages)
         assert found == expected
-    until(lambda: _messages(ps, "tokens") == WORKERS * TASKS, RETRY_TIMEOUT_S)
+    until(lambda: _messages(ps, "tokens") == SHARDS * TASKS, RETRY_TIMEOUT_S)

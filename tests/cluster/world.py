@@ -1,28 +1,30 @@
-"""A cluster that things happen to: real brokers, three nodes as processes, and a network between them all.
+"""A cluster that things happen to: real brokers of Kafka, or servers of ZooKeeper, three nodes, and a network between
+them all.
 
-Every node reaches every broker through a proxy of its own: each broker has a listener for each node, and tells its
-clients the proxy's address. Nodes reach each other through a proxy for each node.
+Every node reaches every broker through a proxy of its own. Each broker of Kafka has a listener for each node, and tells
+its clients the proxy's address. Nodes reach each other through a proxy for each node. What is said here of brokers is
+true of ZooKeeper's servers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
-from tests.cluster.nodes import SHARDS, ProcessNode, until
-from tests.cluster.workers.test_workers import WorkersServer
+from tests.cluster.nodes import SHARDS, ProcessNode
+from tests.compat.server import Server
 from tests.faults.proxy import Proxy
 from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
+from tools.zookeeper import ZooKeeperEnsemble
 
 NAMES = ("a", "b", "c")
 SPARE_BYTES = 64 << 10
@@ -32,8 +34,10 @@ SPARE_BYTES = 64 << 10
 class World:
     """What can be done to it. Every fault is over when its method returns."""
 
-    def __init__(self, kafka: KafkaCluster, paths: dict[str, list[Proxy]], links: dict[str, Proxy]) -> None:
-        self.kafka, self.paths, self.links = kafka, paths, links
+    def __init__(
+        self, backend: KafkaCluster | ZooKeeperEnsemble, paths: dict[str, list[Proxy]], links: dict[str, Proxy]
+    ) -> None:
+        self.backend, self.paths, self.links = backend, paths, links
         self.brokers = len(paths[NAMES[0]])
         self.nodes: dict[str, ProcessNode] = {}
         self.ports: dict[str, Ports] = {}
@@ -41,6 +45,11 @@ class World:
         """File systems of the brokers, if they have their own."""
         self.remarks: list[str] = []
         self.session_s = 0.0
+
+    @property
+    def _kafka(self) -> KafkaCluster:
+        assert isinstance(self.backend, KafkaCluster)
+        return self.backend
 
     # -- nodes --
 
@@ -71,41 +80,41 @@ class World:
     def kill_broker(self, chance: random.Random) -> None:
         """kill -9, and a start."""
         number = chance.randrange(self.brokers)
-        self.kafka.kill(number)
+        self.backend.kill(number)
         time.sleep(chance.choice([0.0, 3.0, 8.0]))
-        self.kafka.start(number)
+        self.backend.start(number)
 
     def restart_broker(self, chance: random.Random) -> None:
         """SIGTERM, and a start."""
         number = chance.randrange(self.brokers)
-        self.kafka.stop(number)
-        self.kafka.start(number)
+        self.backend.stop(number)
+        self.backend.start(number)
 
     def stop_broker(self, chance: random.Random) -> None:
         """It stands still for some sessions."""
         number = chance.randrange(self.brokers)
-        self.kafka.pause(number)
+        self.backend.pause(number)
         try:
             time.sleep(chance.choice([0.5, 1.5, 3.0]) * self.session_s)
         finally:
-            self.kafka.resume(number)
+            self.backend.resume(number)
 
     def fill_disk(self, chance: random.Random) -> None:
         """No file of a broker gets longer, until it has ended or a while has passed; then there is space again."""
         number = chance.randrange(self.brokers)
-        largest = max(path.stat().st_size for path in self.kafka.data(number).glob("*/*.log"))
-        pid, unlimited = self.kafka.pid(number), resource.RLIM_INFINITY
+        largest = max(path.stat().st_size for path in self._kafka.data(number).glob("*/*.log"))
+        pid, unlimited = self.backend.pid(number), resource.RLIM_INFINITY
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest + SPARE_BYTES, unlimited))
         deadline_s = time.monotonic() + 15.0
-        while self.kafka.is_running(number) and time.monotonic() < deadline_s:
+        while self.backend.is_running(number) and time.monotonic() < deadline_s:
             time.sleep(0.2)
-        if self.kafka.is_running(number):
+        if self.backend.is_running(number):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
             self.remarks.append("a broker lived through a full disk")
         else:
             self.remarks.append("a full disk ended a broker")
-            self.kafka.kill(number)
-            self.kafka.start(number)
+            self.backend.kill(number)
+            self.backend.start(number)
 
     def fill_file_system(self, chance: random.Random) -> None:
         """No block is free on a broker's file system, for some time after the broker has ended; then there is space."""
@@ -114,27 +123,27 @@ class World:
         try:
             self._await_end(number, disk)
             time.sleep(chance.choice([0.0, 5.0, 15.0]))
-            if not self.kafka.is_running(number) and chance.random() < 0.5:
+            if not self.backend.is_running(number) and chance.random() < 0.5:
                 self._start_on_full_disk(number)
         finally:
             disk.free()
-        if not self.kafka.is_running(number):
-            self.kafka.kill(number)
-            self.kafka.start(number)
+        if not self.backend.is_running(number):
+            self.backend.kill(number)
+            self.backend.start(number)
 
     def _await_end(self, number: int, disk: SmallDisk) -> None:
         deadline_s = time.monotonic() + 30.0
-        while self.kafka.is_running(number) and time.monotonic() < deadline_s:
+        while self.backend.is_running(number) and time.monotonic() < deadline_s:
             disk.fill()
             time.sleep(0.1)
-        lived = self.kafka.is_running(number)
+        lived = self.backend.is_running(number)
         self.remarks.append(f"broker {number} {'lived through' if lived else 'was ended by'} a full file system")
 
     def _start_on_full_disk(self, number: int) -> None:
         """As a supervisor would."""
-        self.kafka.kill(number)
+        self.backend.kill(number)
         try:
-            self.kafka.start(number)
+            self.backend.start(number)
             self.remarks.append(f"broker {number} started on a full file system")
         except KafkaError:
             self.remarks.append(f"broker {number} did not start on a full file system")
@@ -217,10 +226,10 @@ class World:
     def tend(self) -> None:
         """What a supervisor does: a process that has ended is started again."""
         for number in range(self.brokers):
-            if not self.kafka.is_running(number):
+            if not self.backend.is_running(number):
                 self.remarks.append(f"broker {number} ended by itself")
-                self.kafka.kill(number)
-                self.kafka.start(number)
+                self.backend.kill(number)
+                self.backend.start(number)
         for node in self.nodes.values():
             if not node.is_running:
                 self.remarks.append(f"node {node.name} ended by itself: {_last_of(node.log)}")
@@ -228,12 +237,13 @@ class World:
                     node.start()
 
 
-class WorkersWorld(World):
-    """One machine, and no broker: the workers of one server are the nodes. All of them listen on the same ports."""
+class ShardsWorld(World):
+    """One process and no broker: a server of a directory with several shards."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(None, {NAMES[0]: []}, {})  # type: ignore[arg-type]
-        self._server = WorkersServer(directory)
+        (nsq,) = free_ports(1)
+        self._server = Server(directory, "--nsq-tcp-port", str(nsq), shards=SHARDS)
 
     def start(self) -> None:
         self._server.start()
@@ -241,18 +251,18 @@ class WorkersWorld(World):
         ports = Ports(*(listening[name]["port"] for name in ("sqs", "http", "nsq")))
         self.ports = dict.fromkeys(NAMES, ports)
 
-    def kill_worker(self, chance: random.Random) -> None:
-        """kill -9; whoever started it starts another one."""
+    def kill_server(self, chance: random.Random) -> None:
+        """kill -9, and a start."""
         time.sleep(chance.random())
-        running = until(self._server.pids, "a worker running")  # two kills in a row leave none for a moment
-        os.kill(chance.choice(running), signal.SIGKILL)
+        self._server.kill()
+        self._server.start()
 
     def tend(self) -> None:
-        """Nothing to do: the server looks after its workers."""
+        """Nothing to do: it does not end by itself."""
 
     def end(self) -> None:
         """Nothing is left running."""
-        self._server.end()
+        self._server.kill()
 
 
 Fault = Callable[[Any, random.Random], None]
@@ -263,14 +273,22 @@ def _last_of(log: str) -> str:
 
 
 @contextmanager
-def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: bool = False) -> Iterator[World]:
-    """Brokers that run, proxies, and nodes that were not started yet. Without brokers: workers."""
+def world(
+    brokers: int,
+    directory: Path,
+    session_s: float,
+    *,
+    engine: str = "kafka",
+    has_small_disks: bool = False,
+    properties: Mapping[str, object] | None = None,
+) -> Iterator[World]:
+    """Brokers that run, proxies, and nodes that were not started yet. Without brokers: one server."""
     if not brokers:
-        workers = WorkersWorld(directory)
+        alone = ShardsWorld(directory)
         try:
-            yield workers
+            yield alone
         finally:
-            workers.end()
+            alone.end()
         return
     with ExitStack() as stack:
         places = [directory / f"disk-{number}" for number in range(brokers if has_small_disks else 0)]
@@ -278,13 +296,23 @@ def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: b
         paths = {name: [_proxy(stack) for _ in range(brokers)] for name in NAMES}
         links = {name: _proxy(stack) for name in NAMES}
         fronts = {f"NODE_{name.upper()}": [proxy.port for proxy in proxies] for name, proxies in paths.items()}
-        kafka = KafkaCluster(brokers, fronts=fronts, java_options=(QUICK_TO_START,), disks=dict(enumerate(places)))
-        stack.callback(kafka.close)
-        found = World(kafka, paths, links)
+        backend: KafkaCluster | ZooKeeperEnsemble
+        if engine == "kafka":
+            backend = KafkaCluster(
+                brokers,
+                properties=properties,
+                fronts=fronts,
+                java_options=(QUICK_TO_START,),
+                disks=dict(enumerate(places)),
+            )
+        else:
+            backend = ZooKeeperEnsemble(brokers)
+        stack.callback(backend.close)
+        found = World(backend, paths, links)
         found.session_s, found.disks = session_s, disks
         for name in NAMES:
             for number, proxy in enumerate(paths[name]):
-                proxy.target_port = kafka.front_port(f"NODE_{name.upper()}", number)
+                proxy.target_port = backend.front_port(f"NODE_{name.upper()}", number)
             sqs, http, nsq, links[name].target_port = free_ports(4)
             found.ports[name] = Ports(sqs, http, nsq)
             text = _settings(found, name, directory / name)
@@ -300,11 +328,11 @@ def _proxy(stack: ExitStack) -> Proxy:
 
 
 def _settings(found: World, name: str, data: Path) -> str:
-    ports, copies = found.ports[name], min(3, found.brokers)
+    ports, addresses = found.ports[name], [f"127.0.0.1:{proxy.port}" for proxy in found.paths[name]]
     return f"""
 [server]
 data = "{data}"
-engine = "kafka"
+engine = "{found.backend.engine}"
 sqs_port = {ports.sqs}
 http_port = {ports.http}
 nsq_tcp_port = {ports.nsq}
@@ -318,8 +346,4 @@ link_port = {found.links[name].target_port}
 link_address = "127.0.0.1:{found.links[name].port}"
 session_timeout_s = {found.session_s}
 move_pause_s = 0.5
-[kafka]
-bootstrap = "{",".join(f"127.0.0.1:{proxy.port}" for proxy in found.paths[name])}"
-replication_factor = {copies}
-min_insync_replicas = {2 if copies == 3 else 1}
-"""
+{found.backend.settings_text(copies=min(3, found.brokers), addresses=addresses)}"""

@@ -9,15 +9,10 @@ from typing import Any
 
 from celery import Celery
 from kombu.common import Broadcast
-from kombu.transport import SQS
 
 SETTINGS = "COMPAT_CELERY_SETTINGS"
 RECORD = "COMPAT_CELERY_RECORD"
 BROADCASTS = "COMPAT_CELERY_BROADCASTS"
-
-if os.environ.get(BROADCASTS):
-    # kombu's transport has fan-out exchanges, and does not say so: Celery would leave remote control out
-    SQS.Transport.implements = SQS.Transport.implements.extend(exchange_type=frozenset({"direct", "topic", "fanout"}))
 
 app = Celery("compat")
 app.conf.update(

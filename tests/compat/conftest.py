@@ -8,6 +8,8 @@ import pytest
 
 from tests.compat.server import Server, serving
 
+collect_ignore = ["airflow/walk.py"]  # a program for the Python that has Airflow
+
 _names = itertools.count(1)
 
 

@@ -18,18 +18,37 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from penstock.core.queues.partition import partition_of
+from penstock.store.layout import CLUSTER_NAME
+from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
+
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
 PATIENCE_S = 60.0
 
 
+def divide(data: Path, shards: int) -> ClusterFile:
+    """Make a directory with several shards, as `penstock serve --workers` of earlier builds did."""
+    data.mkdir(parents=True, exist_ok=True)
+    made = ClusterFile(FORMAT, shards, os.urandom(ENTROPY_BYTES), os.urandom(SECRET_BYTES))
+    write_cluster_file(data / CLUSTER_NAME, made)
+    return made
+
+
+def name_in(shard: int, stem: str, shards: int = 2) -> str:
+    """A queue name that belongs to a shard."""
+    return next(name for number in range(100) if partition_of(name := f"{stem}-{number}", shards) == shard)
+
+
 class Server:
     """One directory, and a process that serves it. It may be killed and started again, on the same ports."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, shards: int = 0) -> None:
         self.directory = directory
         self.data = directory / "data"
+        if shards:
+            divide(self.data, shards)
         self.log_path = directory / "log"
         self._flags = flags
         self._ports = {"sqs": 0, "http": 0}
@@ -132,9 +151,9 @@ class Server:
 
 
 @contextmanager
-def serving(directory: Path, *flags: str) -> Iterator[Server]:
+def serving(directory: Path, *flags: str, shards: int = 0) -> Iterator[Server]:
     """A server that has ended when the block has; its log must be clean."""
-    server = Server(directory, *flags)
+    server = Server(directory, *flags, shards=shards)
     try:
         yield server.start()
     finally:

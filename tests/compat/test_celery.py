@@ -169,8 +169,8 @@ def test_a_task_whose_worker_is_killed_comes_to_another(
 def test_remote_control_and_broadcasts_reach_every_worker_through_sns(
     server: Server, name: str, workers: Callable[..., Workers]
 ) -> None:
-    options = {"queue_name_prefix": f"{name}-", "supports_fanout": True, "visibility_timeout": 600}
-    crew = workers(options, worker_enable_remote_control=True)
+    options = {"queue_name_prefix": f"{name}-", "visibility_timeout": 600}
+    crew = workers(options, worker_enable_remote_control=True, broker_transport="penstock.celery:Transport")
     crew.broadcasts = "news"
     pids = [crew.start("--pool", "solo", "--loglevel", "info").pid for _ in range(2)]
     until(lambda: all("ready." in log for log in crew.logs()), 90)
@@ -179,5 +179,8 @@ def test_remote_control_and_broadcasts_reach_every_worker_through_sns(
     app.send_task(task("note"), (7,), exchange=news, exchange_type="fanout", routing_key="", declare=[news])
     until(lambda: len(crew.lines("note")) >= 2)
     assert {int(words[1]) for words in crew.lines("note")} == set(pids)
-    app.control.broadcast("shutdown")  # replies would need bindings, which kombu keeps in its own process
+    names = {"celery@worker-0", "celery@worker-1"}
+    assert app.control.inspect(timeout=3).ping() == {each: {"ok": "pong"} for each in names}
+    assert app.control.rate_limit(task("note"), "5/s", reply=True, timeout=3, limit=2)
+    app.control.broadcast("shutdown")
     assert [worker.wait(60) for worker in crew.started] == [0, 0]

@@ -84,10 +84,11 @@ def test_a_queue_is_created_as_planned_changed_and_destroyed(sqs: Any, name: str
 def test_a_topic_is_created_as_planned_changed_and_destroyed(sns: Any, name: str) -> None:
     topic = sns.create_topic(Name=name, Tags=[{"Key": "team", "Value": "a"}])["TopicArn"]
     role = f"arn:aws:iam::{ACCOUNT}:role/feedback"
-    delivery = json.dumps({"http": {"defaultHealthyRetryPolicy": {"numRetries": 5}}})
+    retries = {"minDelayTarget": 1, "maxDelayTarget": 2, "numRetries": 5}
+    delivery = {"http": {"defaultHealthyRetryPolicy": retries, "disableSubscriptionOverrides": False}}
     planned = {
         "DisplayName": "News",
-        "DeliveryPolicy": delivery,
+        "DeliveryPolicy": json.dumps(delivery, separators=(",", ":")),
         "SignatureVersion": "2",
         "TracingConfig": "Active",
         "KmsMasterKeyId": "alias/aws/sns",

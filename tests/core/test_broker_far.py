@@ -7,6 +7,7 @@ from penstock.core.delivery.states import State
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, LaneKind
 from tests.core.driver import DAY_MS, HOUR_MS, BrokerDriver, bodies_of, spans_of
+from tests.store.in_memory import twin_of
 
 
 def retried(*bodies: bytes, delay_ms: int = DAY_MS) -> tuple[BrokerDriver, c.Delivery]:
@@ -96,7 +97,7 @@ def test_a_damaged_chunk_far_ahead_is_put_aside_when_its_time_comes() -> None:
 
 def test_what_was_delivered_from_far_ahead_just_before_a_crash_can_be_acked_after_it() -> None:
     driver, _ = retried(b"a", b"b")
-    before = driver.store.copy()
+    before = twin_of(driver.store)
     driver.advance(DAY_MS)
     delivery = driver.receive(2)
     assert bodies_of(delivery) == [b"a", b"b"]

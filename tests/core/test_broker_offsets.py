@@ -336,3 +336,29 @@ def test_work_can_be_checked_without_being_done() -> None:
     driver.do(work(1, name="s"))
     assert driver.do(c.LastMark(name="s")) == 1
     assert len(stored(driver)) == 1
+
+
+def test_offsets_tell_which_messages_are_not_due_and_in_how_many_runs_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"now")
+    driver.send(b"soon", b"soon too", delay_ms=60_000)
+    driver.send(b"tomorrow", delay_ms=86_400_000)
+    driver.send(b"urgent", delay_ms=90_000, priority=5)
+    soon = driver.now_ms + 60_000
+
+    def not_due() -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = driver.do(c.FindOffsets(queue="q")).not_due
+        return found
+
+    runs = [(1, 3, soon), (3, 4, soon + 86_340_000), (4, 5, soon + 30_000)]
+    assert not_due() == runs
+    driver.reopen()
+    assert not_due() == runs
+    driver.advance(60_000)
+    assert not_due() == runs[1:]
+    monkeypatch.setattr("penstock.core.handlers.reading.NOT_DUE_MAX", 1)
+    assert not_due() == runs[1:2]
+    driver.create("q.fifo", kind="fifo", delay_ms=1_000)
+    driver.send_fifo("g", b"later", queue="q.fifo")
+    assert driver.do(c.FindOffsets(queue="q.fifo")).not_due == [(0, 1, driver.now_ms + 1_000)]

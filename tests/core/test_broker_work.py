@@ -10,6 +10,7 @@ from penstock.core import commands as c
 from penstock.core.errors import InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
 from penstock.core.queues.config import QueueConfig
 from tests.core.driver import BrokerDriver, attempts_of, bodies_of, spans_of
+from tests.store.in_memory import twin_of
 
 
 def _taken(driver: BrokerDriver, queue: str, count: int) -> c.Ack:
@@ -33,7 +34,7 @@ def test_work_takes_and_puts_in_one_commit() -> None:
     sent = driver.do(c.CommitWork(acks=acks, sends=sends), commit=False)
     assert driver.broker.must_commit
     assert [each.count for each in sent] == [2, 1]
-    before = driver.store.copy()
+    before = twin_of(driver.store)
     assert BrokerDriver(before, now_ms=driver.now_ms).counts("in") == (1, 2, 0)
     driver.commit()
     assert driver.counts("in") == (1, 0, 0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +103,12 @@ def shown_command(page: Page) -> str:
 def no_dialogue(page: Page) -> None:
     """Wait until what was asked for is done."""
     page.until("!document.querySelector('dialog')")
+
+
+def pasted(command: str, status: int = 0, **environment: str) -> str:
+    """Run a command line in a shell, as the page shows it. Returns what it printed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    found = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), **environment}
+    ended = subprocess.run(["bash", "-c", command], env=found, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == status, f"{command}: {ended.stdout[-500:]} {ended.stderr[-2000:]}"
+    return ended.stdout + ended.stderr

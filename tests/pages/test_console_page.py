@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -98,6 +100,71 @@ def test_hostile_bodies_are_shown_as_text(browser: Browser, server: Server) -> N
         shows(page, "ff 00 fe")
         assert page.value("document.title") == "hostile · Penstock"
         assert page.complaints == []
+
+
+MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+
+
+def test_markup_in_any_field_is_shown_as_text(browser: Browser, server: Server) -> None:
+    """Errors, groups, attributes, sessions, tags, topics: whatever somebody else may choose."""
+    subscription = {
+        "protocol": "http",
+        "endpoint": f"javascript:{MARKUP}",
+        "target": "",
+        "url": "",
+        "attributes": {"FilterPolicy": MARKUP},
+    }
+    labels = {"sns.topic": "{}", "sns.subscription.1": json.dumps(subscription)}
+    with server.client() as client:
+        settings = {"max_receives": 1, "tags": {MARKUP: MARKUP}}
+        client.post("/v1/queues", json={"name": "hostile", "settings": settings})
+        client.post("/v1/queues", json={"name": "sns.hostile", "settings": {"labels": labels}})
+        client.post("/v1/queues", json={"name": "sns.broken", "settings": {"labels": {"sns.topic": "no JSON"}}})
+        client.post("/v1/queues/hostile/channels", json={"name": "pipeline.lake.clean.hostile"})
+        message = {"body": MARKUP, "group": MARKUP, "attributes": {MARKUP: MARKUP, "penstock.pipeline": "lake"}}
+        client.post("/v1/queues/hostile/messages", json=[message] * 3)
+        session = client.post("/v1/sessions", json={"name": MARKUP}).json()["session"]
+        held = client.post("/v1/queues/hostile/receive", json={"max": 2, "session": session}).json()["messages"]
+        client.post("/v1/queues/hostile/release", json={"receipt": held[0]["receipt"], "error": MARKUP})
+        client.post("/v1/redrives", json={"queue": "hostile.dead", "group": MARKUP, "discard": True})
+    found = 0
+    for path in (
+        "",
+        "queues/hostile",
+        "queues/hostile/messages",
+        "queues/hostile/dead",
+        "queues/hostile/settings",
+        "dead",
+        "sessions",
+        "topics",
+        "spark",
+        "audit",
+        f"queues/{quote(MARKUP, safe='')}",
+        f"queues/{quote(MARKUP, safe='')}/messages",
+    ):
+        with browser.open(f"{server.url}/#/{path}") as page:
+            page.until("!!document.querySelector('main table, main .setting, main .trouble, main .group')")
+            page.value("document.querySelector('.messages tbody tr, .group .link')?.click()")
+            page.value("new Promise((resolve) => setTimeout(resolve, 300))")
+            page.value("document.querySelector('.letters .link')?.click()")
+            page.value("new Promise((resolve) => setTimeout(resolve, 300))")
+            assert page.value("document.querySelectorAll('main img, main script, [href^=javascript]').length") == 0, (
+                path
+            )
+            assert "broken" not in page.value("document.title").split("Penstock")[0].replace(MARKUP, ""), path
+            found += "onerror" in page.value("document.body.innerText")
+            assert [each for each in page.complaints if "400" not in each and "404" not in each] == [], path
+    assert found >= 8
+
+
+def test_the_stream_and_the_page_are_for_no_other_origin(serve: Callable[..., Server]) -> None:
+    with serve().client() as client:
+        for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"origin": "null"}):
+            for method, path in (("GET", "/v1/live"), ("GET", "/v1/topics"), ("POST", "/v1/cluster/drain")):
+                answer = client.request(method, path, headers=headers, json={} if method == "POST" else None)
+                assert (answer.status_code, answer.json()["code"]) == (403, "foreign_page"), path
+        for path in ("/", "/v1/docs"):
+            assert "frame-ancestors 'none'" in client.get(path).headers["content-security-policy"]
 
 
 def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
@@ -190,7 +257,7 @@ def test_every_page_is_accessible_and_fits_a_phone(
         page.value(axe + ";0")
         return page.value("axe.run().then((all) => all.violations.map((each) => [each.id, each.nodes[0].html]))")
 
-    others = ("#/dead", "#/sessions", "#/spark", "#/cluster", "#/lookup", "#/audit", "v1/docs")
+    others = ("#/dead", "#/sessions", "#/topics", "#/spark", "#/cluster", "#/lookup", "#/audit", "v1/docs")
     for path in (*PAGES.values(), *others):
         with browser.open(f"{server.url}/{path}", width=400, is_dark=is_dark) as page:
             page.until(READY)

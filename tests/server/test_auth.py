@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from penstock.server.auth import Credentials, Grant, Principal
+from penstock.core.errors import TooManyFailedLogins
+from penstock.server.auth import Credentials, FailedLogins, Grant, Principal
 from penstock.server.settings import InvalidSettings, parse
 
 
@@ -90,3 +92,90 @@ def test_names_that_no_queue_can_have_are_not_remembered() -> None:
         assert shop.allows("read", f"orders{number}" + "x" * 30_000)
         assert not shop.allows("read", f"{number}" + "x" * 30_000)
     assert set(shop._known) == {("read", "orders")}
+
+
+# -- who guesses -------------------------------------------------------------------------------------------------------
+
+
+class Guesses:
+    """Wrong credentials, each another one; and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now_s, self.made = 1_000.0, 0
+        self.failed = FailedLogins(lambda: self.now_s)
+
+    def guess(self, peer: str, times: int = 1) -> None:
+        for _ in range(times):
+            self.made += 1
+            offered = str(self.made).encode()
+            self.failed.check(peer, offered)
+            self.failed.note(peer, offered, is_right=False)
+
+
+def test_who_guesses_is_slowed_down_and_may_go_on_after_the_wait() -> None:
+    guesses = Guesses()
+    guesses.guess("10.0.0.1", 20)
+    with pytest.raises(TooManyFailedLogins, match=r"from 10\.0\.0\.1: wait 6\.000 s") as refusal:
+        guesses.guess("10.0.0.1")
+    guesses.guess("10.0.0.2")  # another address
+    guesses.now_s += refusal.value.wait_s
+    guesses.guess("10.0.0.1")
+    with pytest.raises(TooManyFailedLogins):
+        guesses.guess("10.0.0.1")
+    guesses.now_s += 1_000_000
+    guesses.guess("10.0.0.1", 20)
+    with pytest.raises(TooManyFailedLogins):
+        guesses.guess("10.0.0.1")
+
+
+def test_who_came_in_before_still_does_and_from_that_address_only() -> None:
+    guesses = Guesses()
+    guesses.failed.note("10.0.0.1", b"right", is_right=True)
+    guesses.guess("10.0.0.1", 20)
+    guesses.guess("10.0.0.2", 20)
+    guesses.failed.check("10.0.0.1", b"right")
+    for peer, offered in (("10.0.0.2", b"right"), ("10.0.0.1", b"right, too, but never seen")):
+        with pytest.raises(TooManyFailedLogins):
+            guesses.failed.check(peer, offered)
+
+
+def test_the_same_wrong_credentials_again_are_no_new_guess() -> None:
+    failed = FailedLogins(lambda: 0.0)
+    for _ in range(1_000):
+        failed.check("10.0.0.1", b"an old token")
+        failed.note("10.0.0.1", b"an old token", is_right=False)
+    failed.check("10.0.0.1", b"somebody else's first")
+
+
+def test_a_network_of_version_6_is_one_guesser() -> None:
+    guesses = Guesses()
+    for number in range(20):
+        guesses.guess(f"2001:db8:1:2::{number:x}")
+    with pytest.raises(TooManyFailedLogins):
+        guesses.guess("2001:db8:1:2:ffff::1")
+    guesses.guess("fe80::1%eth0")
+
+
+def test_a_crowd_of_guessers_takes_no_more_memory_than_one() -> None:
+    guesses = Guesses()
+    for number in range(20_000):
+        with contextlib.suppress(TooManyFailedLogins):
+            guesses.guess(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+    assert (len(guesses.failed._slots), len(guesses.failed._proven)) == (4_096, 4_096)
+    assert {len(slot) for slot in guesses.failed._slots if slot is not None} == {3}
+
+
+def test_tokens_and_passwords_are_guessed_from_one_account() -> None:
+    known = credentials_of(TWO)
+    assert known.check_bearer("shop-token", "10.0.0.1") is not None
+    for number in range(10):
+        assert known.check_bearer(f"token-{number}", "10.0.0.1") is None
+        assert known.check_password("AKSHOP", f"secret-{number}", "10.0.0.1") is None
+    for check in (
+        lambda: known.check_password("AKSHOP", "shop:secret", "10.0.0.1"),
+        lambda: known.check_bearer("AKSHOP:looks-like-a-pair", "10.0.0.1"),
+    ):
+        with pytest.raises(TooManyFailedLogins):
+            check()
+    assert known.check_bearer("shop-token", "10.0.0.1") is not None
+    assert known.check_password("AKSHOP", "shop:secret", "10.0.0.2") is not None

@@ -40,9 +40,8 @@ def use(server: Served) -> None:
     assert server.talk("http", staging)[0] in (200, 204)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_makes_everything_for_its_user_alone(tmp_path: Path, workers: int) -> None:
-    with served(tmp_path, "[events]\nenabled = true\n", "--workers", str(workers)) as server:
+def test_a_server_makes_everything_for_its_user_alone(tmp_path: Path) -> None:
+    with served(tmp_path, "[events]\nenabled = true\n") as server:
         use(server)
         made = {path.name for path in server.data.rglob("*")}
         assert {"lock", "journal", "table.sqlite", "table.sqlite-wal", "table.sqlite-shm", "p.piece"} <= made

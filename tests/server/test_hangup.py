@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,28 +88,3 @@ def test_the_rate_of_callers_is_read_again(tmp_path: Path) -> None:
         until(lambda: statuses_of_many(server, 5) == [200] * 5)
         config.write_text(FIRST)
         hang_up(server, "only a restart takes: [rest] requests_per_second")
-
-
-def test_every_worker_reads_again_and_so_does_one_that_is_started_later(tmp_path: Path) -> None:
-    config, send = tmp_path / "penstock.toml", "/v1/queues/orders/messages"
-    with served(tmp_path, FIRST, "--workers", "2") as server:
-        config.write_text(FIRST.replace("first", "second") + "[http]\nbody_bytes_max = 1000\n")
-        hang_up(server, "changed: [http] body_bytes_max")
-        until(lambda: {status(server, "A:first secret") for _ in range(20)} == {401})
-        assert {status(server, "A:second secret") for _ in range(20)} == {200}
-        children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True).stdout
-        for pid in children.split():
-            os.kill(int(pid), signal.SIGKILL)
-        until(lambda: status_or_none(server, "A:second secret") == 200)
-        assert {status(server, "A:first secret") for _ in range(20)} == {401}
-        config.write_text("[server]\nsqs_port = 'x'")
-        hang_up(server, "everything stays as it was")
-        assert status(server, "A:second secret") == 200
-        assert post_status(server, "http", send, 2_000) in (401, 413)
-
-
-def status_or_none(server: Served, token: str) -> int | None:
-    try:
-        return status(server, token)
-    except (OSError, ValueError, IndexError):
-        return None

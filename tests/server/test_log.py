@@ -72,10 +72,9 @@ FORGED = "%0a2026-01-01T00:00:00.000Z%20info%20forged%0d%1b[2J%c2%9b31m%e2%80%a8
 """A line of its own, an order to the terminal in both its forms, and what Unicode takes for the end of a line."""
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_no_request_writes_a_line_of_its_own_into_the_log(tmp_path: Path, workers: int) -> None:
+def test_no_request_writes_a_line_of_its_own_into_the_log(tmp_path: Path) -> None:
     config = '[log]\nrequests = "all"\nlevel = "debug"\n'
-    with served(tmp_path, config, "--workers", str(workers)) as server:
+    with served(tmp_path, config) as server:
         for front_end, target in (
             ("sqs", f"/000000000000/{FORGED}?Action=SendMessage&MessageBody=x"),
             ("sqs", f"/?Action={FORGED}"),

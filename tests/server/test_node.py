@@ -140,7 +140,9 @@ def test_a_declaration_that_cannot_be_met_keeps_the_node_from_starting(tmp_path:
 def test_a_start_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
     async def main(taken: int) -> None:
         settings = settings_in(tmp_path).with_server(http_port=taken)
-        with pytest.raises(InvalidSettings, match=r"http cannot listen: its port is taken.*--http-port"):
+        with pytest.raises(
+            InvalidSettings, match=rf"http cannot listen on 127\.0\.0\.1:{taken}: the port is taken.*--http-port"
+        ):
             await Node(settings, front_ends(settings), __version__).start()
         open_store(tmp_path).close()
 

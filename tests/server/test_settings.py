@@ -123,7 +123,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, workers, host, sqs_port"),
+        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, host, sqs_port"),
         ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
         ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
         ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
@@ -273,6 +273,41 @@ def test_a_cluster_that_cannot_be_is_refused(text: str, complaint: str) -> None:
         kafka_settings(text)
 
 
+def zookeeper_settings(text: str) -> Settings:
+    settings = parse(f"[server]\nengine = 'zookeeper'\n{text}")
+    settings.check()
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[zookeeper]\nhosts = 'zk1'", r"\[zookeeper\] hosts is 'zk1': give HOST:PORT"),
+        ("[zookeeper]\nhosts = 'zk1:2181,'", r"\[zookeeper\] hosts is ''"),
+        ("[zookeeper]\nuser = 'a'", "user and password go together"),
+        ("[zookeeper]\npassword = 'a'", "user and password go together"),
+        ("[zookeeper]\nuser = 'a:b'\npassword = 'c'", "no colon"),
+        ("[zookeeper]\nuser = 'a'\npassword = 'b'\npassword_env = 'C'", "give one of password, password_env"),
+        ("[zookeeper]\ntls_ca = '/ca.pem'", "need tls = true"),
+        ("[zookeeper]\ntls = true\ntls_key = '/a.key'", "tls_certificate and tls_key go together"),
+        ("[zookeeper]\nshard_bytes_max = 1", r"\[zookeeper\] shard_bytes_max"),
+        ("[cluster]\nname = '..'", r"\[cluster\] name"),
+    ],
+)
+def test_a_cluster_in_zookeeper_that_cannot_be_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidSettings, match=complaint):
+        zookeeper_settings(text)
+
+
+def test_a_password_of_zookeeper_is_fetched_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "hidden")
+    settings = zookeeper_settings("[zookeeper]\nuser = 'a'\npassword_env = 'PENSTOCK_TEST_SECRET'")
+    options = settings.zookeeper_options()
+    assert options.password == "hidden"
+    for shown in (settings, settings.zookeeper, options):
+        assert "hidden" not in repr(shown) + str(shown)
+
+
 def test_one_broker_is_enough_for_who_says_so() -> None:
     assert kafka_settings("[kafka]\nreplication_factor = 1\nmin_insync_replicas = 1").kafka_options()
 
@@ -281,6 +316,9 @@ def test_without_kafkas_client_the_error_says_how_to_get_it(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(InvalidSettings, match=r"pip install 'penstock\[kafka\]'"):
         kafka_settings("")
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    with pytest.raises(InvalidSettings, match=r"pip install 'penstock\[zookeeper\]'"):
+        zookeeper_settings("")
 
 
 def test_without_the_kafka_engine_its_settings_are_not_looked_at() -> None:

@@ -95,16 +95,25 @@ def test_a_credential_may_come_from_the_environment(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("environment", "told"),
     [
-        {"PENSTOCK_ACCESS_KEY": "AK"},
-        {"PENSTOCK_SECRET_KEY": "s"},
-        {"PENSTOCK_SECRET_KEY_FILE": "/s"},
-        {"PENSTOCK_ACCESS_KEY": "AK", "PENSTOCK_SECRET_KEY": "s", "PENSTOCK_SECRET_KEY_FILE": "/s"},
+        (
+            {"PENSTOCK_ACCESS_KEY": "AK"},
+            "PENSTOCK_ACCESS_KEY is set, and its secret is not: set PENSTOCK_SECRET_KEY or PENSTOCK_SECRET_KEY_FILE",
+        ),
+        ({"PENSTOCK_SECRET_KEY": "s"}, "PENSTOCK_SECRET_KEY is set, and PENSTOCK_ACCESS_KEY is not: set both"),
+        (
+            {"PENSTOCK_SECRET_KEY_FILE": "/s"},
+            "PENSTOCK_SECRET_KEY_FILE is set, and PENSTOCK_ACCESS_KEY is not: set both",
+        ),
+        (
+            {"PENSTOCK_ACCESS_KEY": "AK", "PENSTOCK_SECRET_KEY": "s", "PENSTOCK_SECRET_KEY_FILE": "/s"},
+            "PENSTOCK_SECRET_KEY and PENSTOCK_SECRET_KEY_FILE are both set: set one of them",
+        ),
     ],
 )
-def test_half_a_credential_in_the_environment_is_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(InvalidSettings, match="PENSTOCK_ACCESS_KEY needs one of"):
+def test_half_a_credential_in_the_environment_is_refused(environment: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"^{told}$"):
         gathered(None, environment)
 
 

@@ -22,7 +22,7 @@ from tests.simulation.simulator import (
     run_seed,
 )
 
-SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "500"))
+SEEDS = int(os.environ.get("PENSTOCK_TEST_SEEDS", "500"))
 SEEDS_A_TEST = 25
 REGRESSIONS = Path(__file__).parent / "seeds" / "regressions.txt"
 

@@ -52,6 +52,9 @@ class WholeWorkload(Workload):
             self._ack_up_to: 1.5,
             self._pause_queue: 2.5,
             self._purge_backlog: 0.5,
+            self._look_up: 1,
+            self._delete_messages: 1.5,
+            self._reschedule: 3,
         }
 
     def observe(self, command: c.Command, outcome: Any) -> None:
@@ -110,6 +113,34 @@ class WholeWorkload(Workload):
         name = self.rng.choice(STREAMS)
         number = max(0, self.marks.get(name, -1) + self.rng.choice([-1, 0, 1]))
         return self.rng.choice([c.LastMark(name=name), c.RecallWork(mark=(name, number))])
+
+    # -- what an operator does to messages that he names ---------------------------------------------------------------
+
+    def _named(self) -> tuple[str, str, list[int]]:
+        """A queue, one of its channels, and numbers of messages: some of them are there."""
+        plan = self.rng.choice(self.plans)
+        end = self.ends.get(plan.name, 0)
+        sequences = [self.rng.randint(max(0, end - 30), end + 1) for _ in range(self.rng.choice([1, 1, 3, 12]))]
+        return plan.name, self.rng.choice([*plan.channels, c.MAIN]), sequences
+
+    def _look_up(self, now_ms: int) -> c.Command | None:
+        queue, _, sequences = self._named()
+        return c.LookUp(queue=queue, sequences=sequences)
+
+    def _delete_messages(self, now_ms: int) -> c.Command | None:
+        queue, channel, sequences = self._named()
+        return c.DeleteMessages(queue=queue, sequences=sequences, channel=self.rng.choice([None, channel]))
+
+    def _reschedule(self, now_ms: int) -> c.Command | None:
+        queue, channel, sequences = self._named()
+        found = c.RescheduleMessages(queue=queue, sequences=sequences, channel=channel)
+        if self.rng.random() < 0.5:
+            # what is put off further than retention reaches is kept until then, as after a release: not modelled
+            longest = [DAY_MS] if all(plan.config.retention_ms is None for plan in self.plans) else []
+            found.delay_ms = self.rng.choice([0, 1, 1_000, MINUTE_MS, *longest])
+        elif self.rng.random() < 0.5:
+            found.due_ms = now_ms + self.rng.choice([-1_000, 1, 1_000, MINUTE_MS])
+        return found
 
     # -- queues and channels -------------------------------------------------------------------------------------------
 

@@ -581,4 +581,9 @@ class Workload:
             redrive.sequences = [self.rng.randrange(20) for _ in range(5)]
         if self.rng.random() < 0.2:
             redrive.per_second = self.rng.choice([1, 10])
+        if self.rng.random() < 0.2:
+            redrive.group = self.rng.choice(["boom", "lease expired", "no"])
+        if self.rng.random() < 0.2:
+            redrive.origins = [self.rng.choice([plan.name, plan.name[:1] + "*", "nowhere"])]
+        redrive.check_only = self.rng.random() < 0.1
         return redrive

@@ -235,7 +235,8 @@ class World:
         if self.broker.must_commit:
             return
         for command, outcome in outcomes:
-            if isinstance(outcome, PenstockError) or not isinstance(command, DURABLE):
+            is_check = getattr(command, "check_only", False)
+            if isinstance(outcome, PenstockError) or is_check or not isinstance(command, DURABLE):
                 continue
             if any(command is each for each in self.repeated):
                 continue  # what it did is committed since the first time

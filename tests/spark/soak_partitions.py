@@ -121,7 +121,7 @@ def soak(
 ) -> Counter[str]:
     """Copy under fire. Returns what the kills hit; raises `AssertionError` unless everything is there once."""
     (directory / "server").mkdir()
-    server = Server(directory / "server", "--workers", str(PARTITIONS)).start()
+    server = Server(directory / "server", shards=PARTITIONS).start()
     url = f"http://127.0.0.1:{server.http_port}"
     wide, checkpoint = Wide(url), Checkpoint(directory / "checkpoint")
     driver = Driver(url, directory, batch_messages, "relay")

@@ -9,7 +9,9 @@ import contextlib
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from penstock.spark.server import Connection
 from penstock.spark.source import RangePartition, read_range
 from penstock.store.journal.kafka_records import value_key
 from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS
-from penstock.wire.pieces import Target, encode_section
+from penstock.wire.pieces import Target, encode_section, piece_bytes
 from tests.cluster.nodes import settings_text
 from tests.compat.server import Server, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
@@ -94,6 +96,11 @@ def values(queues: Queues, at: KafkaPlace, start: int = 0, stop: int | None = No
     return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
 
+def end(queues: Queues) -> int:
+    with contextlib.closing(place(queues)) as at:
+        return at.find([queues.name()])[Part(queues.name(), 0)].end
+
+
 def numbered(start: int, stop: int) -> list[tuple[int, bytes]]:
     return [(number, b"%d" % number) for number in range(start, stop)]
 
@@ -132,6 +139,32 @@ def test_a_stream_reads_from_kafka_and_commits_to_its_channel_across_a_killed_no
     queues.run(stream())
     assert queues.output() == list(range(3_000))
     assert reads(queues.server) == 0, "it counts from its start"
+
+
+def test_a_large_publish_is_whole_or_nothing_on_a_cluster_whose_node_is_killed(queues: Queues) -> None:
+    """It is staged in commits of 32 MiB, for queues of whichever shard, and seen after one small commit."""
+    queues.create()
+    name, bodies = queues.name(), [b"%06d" % number + bytes(4_994) for number in range(6_000)]
+    chunks = [Chunk.of(0, 0, bodies[at : at + 600]) for at in range(0, 6_000, 600)]
+    piece = piece_bytes((Target(name), chunk) for chunk in chunks)
+    body = {"token": "large", "pieces": ["a"] * 4, "name": f"job {name}", "number": 1}
+    connection = Connection(Where(url=queues.url, timeout_s=1))
+    connection.fetch("PUT", "/v1/bulk/staging/large/a", piece, {})
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(connection.ask, "POST", "/v1/bulk/publish", body)
+        time.sleep(1.0)
+        was_done = asked.done()
+        queues.server.kill()
+        with contextlib.suppress(ServerFailed):
+            asked.result()
+    start(queues.server)
+    assert end(queues) in ((24_000,) if was_done else (0, 24_000))
+    connection.ask("POST", "/v1/bulk/publish", body)
+    until(lambda: end(queues) == 24_000, START_S_MAX)  # it may be on its way from another shard
+    assert connection.ask("POST", "/v1/bulk/publish", body)["already_done"]
+    found = values(queues, place(queues, read_from="auto"))
+    assert [offset for offset, _ in found] == list(range(24_000))
+    assert [value for _, value in found] == bodies * 4
 
 
 # -- the reader alone --

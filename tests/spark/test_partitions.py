@@ -67,7 +67,7 @@ class WideQueues(Queues):
 
 @pytest.fixture(scope="module")
 def wide_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("wide"), "--workers", str(PARTITIONS)) as running:
+    with serving(tmp_path_factory.mktemp("wide"), shards=PARTITIONS) as running:
         yield running
 
 

@@ -10,6 +10,16 @@ from penstock.store.journal.frames import StoredChunk
 from penstock.store.memory import MemoryStore
 
 
+def twin_of(store: MemoryStore) -> MemoryStore:
+    """Another store with the same content, as if this one were opened again."""
+    twin, content = MemoryStore(), Changes()
+    content.records = dict(store.scan(b""))
+    for key in store.list_chunks(b"", b"", 1 << 30):
+        content.chunks[key] = StoredChunk(store.read_chunk(key))
+    twin.commit(content)
+    return twin
+
+
 class MemoryJournal:
     """Commits in a list: they are gone when the process ends."""
 
@@ -96,7 +106,7 @@ class MemoryTable:
     def copy(self) -> MemoryTable:
         twin = MemoryTable(self._identity)
         twin._position = self._position
-        twin._store = self._store.copy()
+        twin._store = twin_of(self._store)
         return twin
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A directory with everything in it is damaged by a seed, checked and salvaged; then all messages are counted by id.
 
-The directory is that of two workers: standard, FIFO, partitioned and consume-once queues, priorities, delays, retries,
+The directory has two shards: standard, FIFO, partitioned and consume-once queues, priorities, delays, retries,
 dead letters, pauses, consumers, several channels and none; a part of it in the tables, a part in the journals. A seed
 flips bytes, truncates files, zeroes blocks and removes files. Then these hold:
 
@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from penstock.cluster.workers.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.delivery.states import State
@@ -37,6 +36,7 @@ from penstock.core.storage.chunk import Chunk
 from penstock.raw_directory import Finding
 from penstock.salvage import Salvaged, check, salvage, stores_in
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
+from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
 from tests.core.driver import HOUR_MS, BrokerDriver, spans_of
 from tests.store.flips import ENTROPY, SHARDS, Content, _copy_sparsely, fill, flip, go_on, here, opened
 
@@ -47,7 +47,7 @@ Place = tuple[int, int, str]
 
 
 def build(directory: Path) -> int:
-    """Make the directory, as two workers leave it that are killed. Returns the time there."""
+    """Make the directory, as a server leaves it that is killed. Returns the time there."""
     live = directory.with_name("live")
     live.mkdir()
     write_cluster_file(live / CLUSTER_NAME, ClusterFile(FORMAT, SHARDS, ENTROPY[:ENTROPY_BYTES], bytes(SECRET_BYTES)))

@@ -12,13 +12,13 @@ from penstock.store.journal.file import FileJournal
 from penstock.store.memory import MemoryStore
 from tests.store.conformance import Engine, StoreConformance
 from tests.store.faulty_disk import FaultyDisk
-from tests.store.in_memory import MemoryJournal, MemoryTable
+from tests.store.in_memory import MemoryJournal, MemoryTable, twin_of
 
 
 class TestMemoryStore(StoreConformance):
     @pytest.fixture
     def engine(self) -> Engine:
-        return Engine(MemoryStore, lambda store: store.copy() if isinstance(store, MemoryStore) else store)
+        return Engine(MemoryStore, lambda store: twin_of(store) if isinstance(store, MemoryStore) else store)
 
 
 def directory_engine(directory: Path, options: StoreOptions, *, apply_on_close: bool) -> Engine:

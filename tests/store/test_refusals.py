@@ -28,6 +28,7 @@ from penstock.store.table import SqliteTable, connect, translate
 from penstock.store.view import StoreView
 from tests.store.conformance import changes_of
 from tests.store.faulty_disk import FaultyDisk
+from tests.store.in_memory import twin_of
 
 QUIET = StoreOptions(apply_after_seconds=1000.0)
 
@@ -365,7 +366,7 @@ def test_a_mark_that_cannot_be_written_costs_nothing() -> None:
 def test_a_store_in_memory_has_no_flaws_and_its_copy_is_its_own() -> None:
     store = MemoryStore()
     store.commit(changes_of({b"a": b"1"}, {b"r": b"1"}))
-    twin = store.copy()
+    twin = twin_of(store)
     store.commit(changes_of({b"a": None}, {b"r": None, b"s": b"2"}))
     assert (store.list_chunks(b"", b"", 9), list(store.scan(b""))) == ([], [(b"s", b"2")])
     assert (bytes(twin.read_chunk(b"a")), list(twin.scan(b""))) == (b"1", [(b"r", b"1")])

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import ChunkDamaged, StoreError
+from penstock.core.storage.chunk import Chunk
 from penstock.store import table as table_module
 from penstock.store.embedded import open_store
 from penstock.store.errors import DiskFailed, StoreDamaged, StoreVersion
@@ -217,3 +218,22 @@ def test_disk_that_cannot_be_read_is_neither_full_nor_damaged(name: str, kind: t
     assert type(said) is kind
     assert "data/table.sqlite" in str(said)
     assert ("backup" in str(said)) == (kind is StoreDamaged)
+
+
+def test_a_cache_whose_chunk_has_rotted_says_so_and_is_of_no_use_any_more(tmp_path: Path) -> None:
+    """Its body is what SQLite knows nothing about: the chunk's own checksum tells."""
+    whole, damaged = b"".join(Chunk.of(7, 0, [b"tea " * 5_000]).parts()), []
+    made = {"on_damage": lambda: damaged.append(True), "check_chunk": Chunk.decode}
+    table = SqliteTable(tmp_path / "t", **made)  # type: ignore[arg-type]
+    table.apply(1, [], [(b"c/1", whole)], [])
+    assert table.read_chunk(b"c/1") == whole
+    table.close()
+    data = bytearray((tmp_path / "t").read_bytes())
+    data[data.index(b"tea tea tea") + 4] ^= 1
+    (tmp_path / "t").write_bytes(data)
+    table = SqliteTable(tmp_path / "t", **made)  # type: ignore[arg-type]
+    assert not damaged, "opening reads no bodies"
+    with pytest.raises(StoreDamaged, match="is damaged"):
+        table.read_chunk(b"c/1")
+    assert damaged == [True]
+    table.close()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 
+from penstock.cluster.ownership.ownership import CLOCK_MARGIN
+from penstock.server.proof import PROOF_S
 from penstock.store import zookeeper as engine
 from penstock.store.errors import CommitFailed, DiskFull, LogUnavailable, ShardFenced, StoreVersion
-from penstock.store.zookeeper import Operation, ZooKeeperStore, connect, disconnect, open_zookeeper
+from penstock.store.zookeeper import NodeSession, Operation, ZooKeeperStore, connect, disconnect, open_zookeeper
 from penstock.store.zookeeper_options import ZooKeeperOptions
+from tests.certificates import make_authority, make_certificate
 from tests.store.conformance import Model, changes_of, content
 from tests.store.zookeeper_engine import options_for
-from tests.zookeeper import zookeeper  # noqa: F401
+from tests.zookeeper import needed_ensemble, unique_cluster, zookeeper  # noqa: F401
+from tools.kafka import free_ports
 from tools.zookeeper import ZooKeeperEnsemble
 
 
@@ -178,7 +185,7 @@ def test_znodes_are_as_documented(options: ZooKeeperOptions, client: KazooClient
     chunk_key = bytes(7) + b"\x01" + bytes(3) + b"\x10" + bytes(32)
     store.commit(changes_of({chunk_key: b"body"}, {b"\x02" + bytes(7) + b"\x01": b"queue"}))
     path = options.shard_path(0)
-    assert path == f"/penstock/{options.cluster}/shards/0"
+    assert path == f"/penstock/{options.cluster}/0"
     assert sorted(client.get_children(path)) == ["chunks", "owner", "records", "redo"]
     assert client.get(path)[0] == b'{"format":1}'
     chunk = "0000000000000001-00000010-0000000000000000-0000000000000000-00000000-00000000-0000000000000000"
@@ -192,3 +199,93 @@ def test_server_that_is_not_there_is_named(options: ZooKeeperOptions, monkeypatc
     monkeypatch.setattr(engine, "CONNECT_S", 0.5)
     with pytest.raises(LogUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1 does not let us in"):
         connect(ZooKeeperOptions("127.0.0.1:1", options.cluster))
+
+
+def test_large_value_leaves_nothing_behind_when_it_gets_smaller_or_goes(
+    options: ZooKeeperOptions, client: KazooClient
+) -> None:
+    store = opened(options, client)
+    chunks = f"{options.shard_path(0)}/chunks/{engine.chunk_name(b'c/1')}"
+    large = bytes(range(256)) * 6_000  # three parts
+    store.commit(changes_of({b"c/1": large}))
+    assert len(client.get_children(chunks)) == 2
+    store.commit(changes_of({b"c/1": large[: 600 * 1024]}))
+    assert len(client.get_children(chunks)) == 1
+    assert content(opened(options, client)) == content(store)
+    store = opened(options, client)
+    store.commit(changes_of({b"c/1": large}))
+    store.commit(changes_of({b"c/1": None}))
+    assert client.get_children(f"{options.shard_path(0)}/chunks") == []
+    assert content(store) == content(opened(options, client)) == Model({}, {})
+
+
+def a_session(client: KazooClient, options: ZooKeeperOptions, timeout_s: float = 3.0) -> NodeSession:
+    client.ensure_path(f"{options.path}/sessions")
+    path = client.create(f"{options.path}/sessions/a-", ephemeral=True, sequence=True)
+    return NodeSession(path, round(timeout_s * 1_000))
+
+
+def test_nothing_is_committed_when_the_nodes_session_is_over(options: ZooKeeperOptions, client: KazooClient) -> None:
+    session = a_session(client, options)
+    store = open_zookeeper(options, 0, client, session)
+    store.commit(changes_of(records={b"r": b"1"}))
+    client.delete(session.path)
+    with pytest.raises(ShardFenced, match="session with ZooKeeper is over"):
+        store.commit(changes_of(records={b"r": b"2"}))
+    assert content(opened(options, client)) == Model({}, {b"r": b"1"})
+
+
+def test_who_takes_over_knows_whether_the_former_owner_may_still_hand_out(
+    options: ZooKeeperOptions, client: KazooClient
+) -> None:
+    other = connect(options)
+    open_zookeeper(options, 0, other, a_session(other, options)).commit(changes_of(records={b"r": b"1"}))
+    former_lives = open_zookeeper(options, 0, client, a_session(client, options))
+    assert former_lives.fenced_ago_s < PROOF_S
+    open_zookeeper(options, 0, other, a_session(other, options))
+    disconnect(other)
+    former_is_gone = open_zookeeper(options, 0, client, a_session(client, options))
+    assert former_is_gone.fenced_ago_s >= PROOF_S * CLOCK_MARGIN
+    assert open_zookeeper(options, 0, client).fenced_ago_s < PROOF_S
+    assert opened(options, client).fenced_ago_s < PROOF_S, "who has no session is not known to be gone"
+
+
+def test_servers_are_reached_by_tls_and_only_those_of_the_authority(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        make_authority(tmp_path, name)
+    make_certificate(tmp_path, "server", "ours")
+    make_certificate(tmp_path, "node", "ours")
+    both = (tmp_path / "server.pem").read_text() + (tmp_path / "server.key").read_text()
+    (tmp_path / "both.pem").write_text(both)
+    (port,) = free_ports(1)
+    secure = {
+        "secureClientPort": port,
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": tmp_path / "both.pem",
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": tmp_path / "ours.pem",
+        "ssl.trustStore.type": "PEM",
+        "ssl.clientAuth": "need",
+    }
+    with needed_ensemble(properties=secure):
+        files = {"tls_certificate": str(tmp_path / "node.pem"), "tls_key": str(tmp_path / "node.key")}
+        options = ZooKeeperOptions(f"127.0.0.1:{port}", unique_cluster(), 1, is_encrypted=True, **files)
+        store = open_zookeeper(replace(options, tls_ca=str(tmp_path / "ours.pem")), 0)
+        store.commit(changes_of({b"c/1": b"secret"}))
+        store.close()
+        with pytest.raises(LogUnavailable, match="does not let us in"):
+            open_zookeeper(replace(options, tls_ca=str(tmp_path / "theirs.pem")), 0)
+
+
+def test_neither_passwords_nor_messages_are_ever_logged(
+    zookeeper: ZooKeeperEnsemble,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = open_zookeeper(options_for(zookeeper, user="penstock", password="correct horse"), 0)
+    store.commit(changes_of({b"c/1": b"battery staple"}))
+    store.close()
+    assert any(record.name.startswith("penstock.zookeeper") for record in caplog.records), "something is logged"
+    assert not [
+        record for record in caplog.records if "horse" in record.getMessage() or "staple" in record.getMessage()
+    ]

@@ -253,12 +253,12 @@ def test_limits_of_size_and_rate_keep_nothing_out_and_hold_afterwards(tmp_path: 
 # -- more than one shard -----------------------------------------------------------------------------------------------
 
 
-def test_from_one_worker_to_four_and_back(data: Path, tmp_path: Path) -> None:
+def test_from_one_shard_to_four_and_back(data: Path, tmp_path: Path) -> None:
     with penstock.open(data, read_only=True) as ps:
         before = plain(items_of(ps))
     exported = export_file(data, tmp_path / "file")
     (tmp_path / "four").mkdir()
-    server = Server(tmp_path / "four", "--workers", "4")
+    server = Server(tmp_path / "four", shards=4)
     try:
         server.start()
         url = f"http://127.0.0.1:{server.http_port}"

@@ -20,6 +20,7 @@ import penstock
 from penstock.cluster.links import wire as node_wire
 from penstock.cluster.membership import ledger
 from penstock.cluster.ownership.ownership import Claim, _decode
+from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.delivery.receipt import Receipt, open_message_id
 from penstock.core.storage.changes import Changes
@@ -32,7 +33,7 @@ from penstock.store.journal.kafka_records import MARKER_KEY, Assembly, Marker
 from penstock.store.memory import MemoryStore
 from penstock.wire import answers, pieces, requests
 from penstock.wire import links as frames
-from tests.core.driver import Raw
+from tests.core.driver import Raw, bodies_of
 from tests.upgrade import builds, write_golden
 from tests.upgrade.write_golden import KEY, NOW_MS, PURE, example, replies_of
 
@@ -165,7 +166,9 @@ def test_offsets_in_checkpoints_and_staged_pieces_are_read(build: str) -> None:
 @both
 def test_records_of_every_kind_are_read(build: str) -> None:
     known = golden(build, "records")
-    assert known.keys() == {"chunks", *(kind.name for kind in Kind)} and all(known.values())
+    later = {"SEGMENT", "STAGE"} - known.keys()
+    assert not later or build != "current"
+    assert known.keys() == {"chunks", *(kind.name for kind in Kind)} - later and all(known.values())
     store, changes = MemoryStore(), Changes()
     for kind, rows in known.items():
         for key, value in rows.items():
@@ -181,6 +184,9 @@ def test_records_of_every_kind_are_read(build: str) -> None:
     orders = broker.queues["orders"]
     assert (orders.messages, orders.channels["audit"].paused, orders.consumers["report"].offset) == (24, True, 3)
     assert sum(orders.far.values()) == 2 and len(broker.queues["hit"].quarantined) == 1
+    assert bodies_of(broker.handle(c.Receive(queue="quick", limit=9), NOW_MS + 2_000)) == (
+        [b"x"] if later else [b"x", b"one", b"two"]
+    )
     assert {session.name for session in broker.sessions.values()} == {"worker"}
     assert [task.target for task in broker.tasks.values()] == ["orders"]
 

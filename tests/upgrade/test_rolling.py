@@ -1,4 +1,4 @@
-"""Nodes of the first build are replaced by this one, one after the other, under load; every message is counted."""
+"""Nodes of one build are replaced by another, one by one, under load, up and down again; every message is counted."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Cluster]:  # noqa: F811
-    """Three nodes of the first build."""
-    found = Cluster(kafka, tmp_path, builds.FIRST)
+def cluster(request: pytest.FixtureRequest, kafka: KafkaCluster, tmp_path: Path) -> Iterator[Cluster]:  # noqa: F811
+    """Three nodes of a build."""
+    found = Cluster(kafka, tmp_path, request.param)
     try:
         found.start()
         yield found
@@ -125,7 +125,18 @@ def drained(port: int, books: Books) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("cluster", [builds.FIRST], indirect=True, ids=["first"])
 def test_a_cluster_is_upgraded_node_by_node_under_load(cluster: Cluster, tmp_path: Path) -> None:
+    _roll(cluster, tmp_path, builds.SOURCES)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cluster", [builds.SOURCES], indirect=True, ids=["own"])
+def test_a_cluster_is_downgraded_node_by_node_under_load(cluster: Cluster, tmp_path: Path) -> None:
+    _roll(cluster, tmp_path, builds.FIRST)
+
+
+def _roll(cluster: Cluster, tmp_path: Path, build: Path) -> None:
     books, end = Books(), tmp_path / "end"
     create_queues(cluster.ports["a"].http)
     with ExitStack() as stack:
@@ -139,9 +150,9 @@ def test_a_cluster_is_upgraded_node_by_node_under_load(cluster: Cluster, tmp_pat
         books.begin()
         await_service(books)
         for name in NAMES:
-            cluster.replace(name, builds.SOURCES)
+            cluster.replace(name, build)
             await_service(books)
-            if name == "a":  # what this build writes is read by the first one, and the other way round
+            if name == "a":  # what one build writes is read by the other, and the other way round
                 cluster.move_a_shard("a", "c")
                 await_service(books)
                 cluster.move_a_shard("c", "a")
@@ -152,7 +163,7 @@ def test_a_cluster_is_upgraded_node_by_node_under_load(cluster: Cluster, tmp_pat
         end.touch()
         left = drained(cluster.ports["a"].http, books)
         told = [pump() for pump in pumps]
-    report = books.report("rolling upgrade", 1, left, [], [])
+    report = books.report(f"rolling to {build.name}", 1, left, [], [])
     print(report)
     assert report.is_good, report
     misunderstood = [error for error in report.errors if MISUNDERSTOOD.search(error)]

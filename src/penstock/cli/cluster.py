@@ -1,4 +1,4 @@
-"""`penstock cluster`: who serves what, and wishes for it. Asks Kafka, so it works while nodes come and go."""
+"""`penstock cluster`: who serves what, and wishes for it. Asks Kafka or ZooKeeper: nodes may come and go."""
 
 from __future__ import annotations
 
@@ -12,37 +12,49 @@ from penstock.cli.command import Argument, Group, Option
 from penstock.cli.output import AsJson, print_done, print_json, print_rows
 
 if TYPE_CHECKING:
-    from penstock.cluster.membership.inspection import Inspection
+    from penstock.cluster.membership.view import ClusterView
 
 clusters = Group(help="Nodes and shards of a cluster: see them, move them, drain nodes.")
 
 POLL_S = 0.5
 ANY = "any"
 
-Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [cluster] and [kafka].")]
+Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [cluster] and [kafka] or [zookeeper].")]
 Bootstrap = Annotated[str | None, Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
+ZooKeeper = Annotated[str | None, Option("--zookeeper", help="HOST:PORT of some ZooKeeper servers.")]
 Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]
 Wait = Annotated[float, Option("--wait", help="Wait so many seconds until it is done.")]
 
 
-def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, is_quick: bool = False) -> Inspection:
+def _look(
+    config: Path | None, bootstrap: str | None, zookeeper: str | None, cluster: str | None, *, is_quick: bool = False
+) -> ClusterView:
     from penstock.server import settings
+    from penstock.server.engines import ENGINES
 
-    try:
-        from penstock.cluster.membership.inspection import Inspection
-    except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
-            raise
-        raise settings.InvalidSettings('clusters need another library: pip install "penstock[kafka]"') from None
-    loaded = settings.Settings() if config is None else settings.load(config)
-    options = loaded.overridden("cluster", name=cluster).overridden("kafka", bootstrap=bootstrap).kafka_options()
-    return Inspection(options, is_quick=is_quick)
+    found = settings.Settings() if config is None else settings.load(config)
+    if bootstrap is not None and zookeeper is not None:
+        raise settings.InvalidSettings("--bootstrap, --zookeeper: a cluster is in Kafka, or in ZooKeeper")
+    engine = "zookeeper" if zookeeper is not None else found.server.engine
+    if engine not in settings.CLUSTER_CLIENTS or bootstrap is not None:
+        engine = "kafka"
+    found = found.overridden("cluster", name=cluster).overridden("kafka", bootstrap=bootstrap)
+    view: ClusterView = (
+        ENGINES[engine].load_cluster()(found.overridden("zookeeper", hosts=zookeeper)).look(is_quick=is_quick)
+    )
+    return view
 
 
 @clusters.command()
-def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
+def show(
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    zookeeper: ZooKeeper = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
-    found = _look(config, bootstrap, cluster, is_quick=True)
+    found = _look(config, bootstrap, zookeeper, cluster, is_quick=True)
     for gap in _gaps(found):
         print(f"penstock: {gap}", file=sys.stderr)
     if as_json:
@@ -52,13 +64,12 @@ def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = 
         print_rows(found.rows(), False, "shards")
 
 
-def _gaps(found: Inspection) -> Iterator[str]:
+def _gaps(found: ClusterView) -> Iterator[str]:
     """What a look could not learn, and why."""
     if found.unread is not None:
         yield f"the partitions topic cannot be read ({found.unread}): who serves which shard is not known"
     if found.silence is not None:
-        known = "none is known" if found.unread is not None else "known are those that were heard just now"
-        yield f"Kafka does not say which nodes are alive ({found.silence}); {known}"
+        yield f"the partitions topic does not say which nodes are alive: {found.silence}"
 
 
 @clusters.command()
@@ -67,15 +78,16 @@ def move(
     node: Annotated[str, Argument(help=f"The node that shall have it; {ANY!r}: let the controller decide.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
+    zookeeper: ZooKeeper = None,
     cluster: Cluster = None,
     wait: Wait = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Move a shard to a node. It stays there while the node lives, and does not drain."""
-    found = _look(config, bootstrap, cluster)
+    found = _look(config, bootstrap, zookeeper, cluster)
     found.move(shard, None if node == ANY else node)
     if node != ANY:
-        _wait(wait, lambda look: look.rows()[shard]["served_by"] == node, config, bootstrap, cluster)
+        _wait(wait, lambda look: look.rows()[shard]["served_by"] == node, config, bootstrap, zookeeper, cluster)
     print_done(f"shard {shard} is wished at {node}", {"shard": shard, "wish": node}, as_json)
 
 
@@ -84,13 +96,16 @@ def drain(
     node: Annotated[str, Argument(help="The node.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
+    zookeeper: ZooKeeper = None,
     cluster: Cluster = None,
     wait: Wait = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Have a node's shards moved away, one by one. It goes on serving clients."""
-    _look(config, bootstrap, cluster).drain(node)
-    _wait(wait, lambda look: all(row["served_by"] != node for row in look.rows()), config, bootstrap, cluster)
+    _look(config, bootstrap, zookeeper, cluster).drain(node)
+    _wait(
+        wait, lambda look: all(row["served_by"] != node for row in look.rows()), config, bootstrap, zookeeper, cluster
+    )
     print_done(f"node {node} drains", {"node": node, "state": "draining"}, as_json)
 
 
@@ -99,20 +114,28 @@ def undrain(
     node: Annotated[str, Argument(help="The node.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
+    zookeeper: ZooKeeper = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a drained node have shards again."""
-    _look(config, bootstrap, cluster).undrain(node)
+    _look(config, bootstrap, zookeeper, cluster).undrain(node)
     print_done(f"node {node} takes shards again", {"node": node, "state": "serving"}, as_json)
 
 
-def _wait(seconds: float, is_done: Any, config: Path | None, bootstrap: str | None, cluster: str | None) -> None:
+def _wait(
+    seconds: float,
+    is_done: Any,
+    config: Path | None,
+    bootstrap: str | None,
+    zookeeper: str | None,
+    cluster: str | None,
+) -> None:
     """Look again and again, if the caller wants to wait."""
     if not seconds:
         return
     deadline_s = time.monotonic() + seconds
-    while not is_done(_look(config, bootstrap, cluster)):
+    while not is_done(_look(config, bootstrap, zookeeper, cluster)):
         if time.monotonic() > deadline_s:
             from penstock.store.errors import LogUnavailable
 

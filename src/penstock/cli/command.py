@@ -101,6 +101,9 @@ class Command(click.Command):
             if meant is None or not any(meant in each.opts for each in self.params):
                 raise
             raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant!r}?", ctx) from None
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The docstring, and then its examples."""

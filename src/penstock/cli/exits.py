@@ -170,6 +170,12 @@ def _tell_usage(error: click.UsageError) -> None:
     text = " ".join(error.format_message().split())
     text = re.sub(r"is not in the range x>=(\S+)", r"is less than \1", text).removesuffix(".")
     text = re.sub(r"is not in the range (\S+)<=x<=(\S+)", r"is not from \1 to \2", text)
+    text = re.sub(r"is not a valid integer( range)?$", "is not a whole number", text)
+    text = re.sub(r"is not a valid float( range)?$", "is not a number", text)
+    if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", text):
+        text = f"Unexpected argument: {extra[1]}"
+        if error.ctx is not None and any("--data" in each.opts for each in error.ctx.command.params):
+            text += ". A directory is given with --data"
     end = "" if text.endswith("?") else "."
     print(f"penstock: {text}{end} `{command} --help` says more.", file=sys.stderr)
 

@@ -13,6 +13,7 @@ from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
+from penstock.core.commands import MAIN
 from penstock.tables import cell
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def create(
     fifo: Annotated[
         bool, Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
     ] = False,
+    no_main: Annotated[
+        bool,
+        Option(
+            "--no-main",
+            help="Without the channel main, which keeps every message until a worker has acknowledged it: for a queue "
+            "that only Spark or consumers read.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     **settings: Settings,
 ) -> None:
@@ -87,7 +96,7 @@ def create(
     """
     kind: dict[str, Any] = {"kind": "fifo"} if fifo else {}
     is_new = queue not in ps.queues(queue)
-    ps.create_queue(queue, **settings_of(settings), **kind)
+    ps.create_queue(queue, channels=() if no_main else (MAIN,), **settings_of(settings), **kind)
     text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
     print_done(text, {"queue": queue, "created": is_new}, as_json)
 

@@ -179,7 +179,7 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
 
 
 def require_store(directory: Path, advice: str = "name the data directory with --data") -> None:
-    """`NotFound` unless a directory has a store in it, be it damaged, or the stores of workers."""
+    """`NotFound` unless a directory has a store in it, be it damaged, or the stores of several shards."""
     import penstock
 
     if not directory.is_dir():

@@ -56,23 +56,19 @@ class _Own(Generic[_S]):
     def reports(self) -> list[Damage]:
         return self._shard.reports
 
-    @property
-    def _is_ours(self) -> bool:
-        return self._pid == os.getpid()
-
-    def _check_process(self) -> None:
-        if not self._is_ours:
-            raise InvalidRequest(
-                "this store was opened before a fork, by the parent, and one process at a time can have it: open "
-                "another one in the child, or have a server (penstock serve) and use penstock.connect in both"
-            )
+    def _refuse_child(self) -> None:
+        raise InvalidRequest(
+            "this store was opened before a fork, by the parent, and one process at a time can have it: open "
+            "another one in the child, or have a server (penstock serve) and use penstock.connect in both"
+        )
 
 
 class OwnShard(_Own[ThreadedShard]):
     """A `ThreadedShard` that takes nothing but commands."""
 
     def call(self, command: Command) -> Any:
-        self._check_process()
+        if self._pid != os.getpid():
+            self._refuse_child()
         check(command)
         return self._shard.call(command)
 
@@ -81,7 +77,7 @@ class OwnShard(_Own[ThreadedShard]):
 
     def close(self) -> None:
         """Close the store. In a child after a fork it is the parent's, and stays open."""
-        if self._is_ours:
+        if self._pid == os.getpid():
             self._shard.close()
 
 
@@ -93,7 +89,8 @@ class AsyncOwnShard(_Own[AsyncShard]):
         self._loop = asyncio.get_running_loop()
 
     def call(self, command: Command) -> Coroutine[Any, Any, Any]:
-        self._check_process()
+        if self._pid != os.getpid():
+            self._refuse_child()
         if asyncio.get_running_loop() is not self._loop:
             raise InvalidRequest("this store belongs to another event loop, and nothing was done: open it in this one")
         check(command)
@@ -104,7 +101,7 @@ class AsyncOwnShard(_Own[AsyncShard]):
 
     async def close(self) -> None:
         """Close the store. In a child after a fork it is the parent's, and stays open."""
-        if self._is_ours:
+        if self._pid == os.getpid():
             await self._shard.close()
 
 

@@ -1,11 +1,12 @@
-"""A node of a cluster: as `server/node.py`, with its shards in Kafka, and the others' behind links.
+"""A node of a cluster: as `server/node.py`, with its shards in Kafka or ZooKeeper, and the others' behind links.
 
-It starts in this order: the topics are looked at, the link server listens, the node joins the group and reads the
-partitions topic. When every shard is served by somebody, its front ends listen. They talk to the router.
+It starts in this order: the engine makes what is not there, the link server listens, the node reads the records of the
+cluster and says that it is there. When every shard is served by somebody, its front ends listen. They talk to the
+router.
 
 It stops in this order, so that clients notice nothing: it says that it drains, and goes on serving while the controller
 moves its shards away one by one; when none is left, or after `stop_grace_s`, it stops as any node does, releases what
-is left in writing, says that it is gone, and leaves the group.
+is left in writing, says that it is gone, and leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import os
 import signal
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -26,7 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
-from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of, link_tls
+from penstock.cluster.links.settings import LinkIdentity, holder_of, limits_within, link_tls
+from penstock.cluster.membership.base import Batch, ClusterEngine, LedgerMaps, Listeners, Membership
 from penstock.cluster.membership.ledger import (
     Ledger,
     LoadOfShard,
@@ -36,7 +37,6 @@ from penstock.cluster.membership.ledger import (
     Record,
     ServingRecord,
 )
-from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.membership.view import ClusterView
 from penstock.cluster.ownership.forwarder import forwarder_families
 from penstock.cluster.ownership.ownership import OwnedShard, Ownership
@@ -45,6 +45,7 @@ from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue, TallyQueues
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock
+from penstock.server.engines import ENGINES
 from penstock.server.events import Recorder
 from penstock.server.metrics import traffic_families
 from penstock.server.node import Address, FrontEnd, Node
@@ -53,18 +54,18 @@ from penstock.server.settings import InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.store.errors import LogUnavailable
-from penstock.store.kafka import open_kafka, prepare_topics
-from penstock.store.lock import lock_for_node
 from penstock.wire.links import VERSIONS
 
 SMOOTH_S = 20.0
 """Over what time rates are smoothed: a burst is no reason to move a shard."""
 BEAT_S = 1.0
 """How often a node says what its shards have to do."""
+WATCH_S = 0.25
+"""How often it looks at links to nodes that it watches."""
 LINK_RETRY_TIMEOUT_S = 1.0
 """How long a command waits for a node that cannot be reached, before the router looks at the map again."""
 WISH_S_MAX = 10.0
-"""How long Kafka may take to keep what an operator wishes."""
+"""How long it may take to keep what an operator wishes."""
 START_S_MAX = 60.0
 """How long a node waits, besides the session timeout, until every shard is served."""
 
@@ -96,7 +97,7 @@ class ClusterNode(Node):
         super().__init__(settings, front_ends, version, clock=clock)
         self._on_fatal = on_fatal
         self._name = settings.cluster.node_name
-        self._options = settings.kafka_options()
+        self._engine: ClusterEngine = ENGINES[settings.server.engine].load_cluster()(settings)
         self._opened = contextlib.AsyncExitStack()
         self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version, links=VERSIONS)
         self._seen_own_record = False
@@ -104,10 +105,11 @@ class ClusterNode(Node):
         """The nodes that have spoken since this one has read what was said before, and when they did last."""
         self._loads = LoadMeter()
         self._recorder: Callable[[], Recorder] | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._rounds: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._failure: Exception | None = None
-        self.maps: KafkaMaps
+        self._own_url = ""
+        self.maps: LedgerMaps
         self.ownership: Ownership
         self._membership: Membership
         self._router: Router
@@ -123,34 +125,30 @@ class ClusterNode(Node):
             raise
 
     async def _join(self) -> Router:
-        cluster, data = self._settings.cluster, Path(self._settings.server.data)
-        self._opened.callback(lock_for_node(data).release)
-        topics = await asyncio.to_thread(prepare_topics, self._options)
+        cluster = self._settings.cluster
+        self._opened.push_async_callback(asyncio.to_thread, self._engine.close)
+        await asyncio.to_thread(self._engine.prepare)
         host = ShardHost()
         await self._listen_for_links(host)
-        self.maps = KafkaMaps(self._name)
-        self._membership = Membership(
-            self._options,
-            self._name,
-            session_timeout_s=cluster.session_timeout_s,
-            cool_down_s=cluster.move_pause_s,
-            on_records=self._take,
-            on_failed=self._failed,
-        )
+        self.maps = LedgerMaps(self._name)
+        listeners = Listeners(self._take, self._failed, self._session_over, self._link_server.end_sessions_of)
+        self._membership = self._engine.join(self._name, cluster.session_timeout_s, cluster.move_pause_s, listeners)
         self.ownership = Ownership(
             self._name,
             self.maps.ledger,
             host,
             self._say,
-            lambda shard: open_kafka(self._options, shard, data, topics=topics),
+            self._engine.open_store,
             self._clock,
             handover_s=cluster.session_timeout_s,
+            proof_s=cluster.proof_s,
             on_served=self._on_served,
         )
         self._opened.push_async_callback(self._leave)
         self._membership.start()
-        self._beating = asyncio.get_running_loop().create_task(self._beat())
-        await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
+        loop = asyncio.get_running_loop()
+        self._rounds = [loop.create_task(self._beat()), loop.create_task(self._watch())]
+        await self._until(lambda: self._membership.has_caught_up, self._engine.records)
         self._check_cluster()
         self._withdraw_stale()
         await self._probe_links()
@@ -186,22 +184,24 @@ class ClusterNode(Node):
             if self._failure is not None:
                 raise self._failure
             if loop.time() > deadline_s:
-                raise LogUnavailable(f"shards {sorted(left)} do not answer: look at the other nodes' logs, and Kafka's")
+                raise LogUnavailable(
+                    f"shards {sorted(left)} do not answer: look at the other nodes' logs, and {self._engine.name}'s"
+                )
 
     def _check_cluster(self) -> None:
         """Keep out who would not fit. Of another name are other transactional ids, and so nobody would be fenced."""
-        found, options = self.maps.ledger.cluster, self._options
+        found, engine = self.maps.ledger.cluster, self._engine
         if found is None:
             return
-        if found.name not in ("", options.cluster):
+        if found.name not in ("", engine.cluster):
             raise InvalidSettings(
-                f"the topics of {options.prefix} are those of the cluster {found.name!r}, and [cluster] name says "
-                f"{options.cluster!r}: say the same name, or use another prefix"
+                f"the topics of {self._settings.cluster.topic_prefix} are those of the cluster {found.name!r}, and "
+                f"[cluster] name says {engine.cluster!r}: say the same name, or use another prefix"
             )
-        if found.shards != options.shards:
+        if found.shards != engine.shards:
             raise InvalidSettings(
-                f"the cluster {options.cluster!r} has {found.shards} shards, and [cluster] shards says "
-                f"{options.shards}: the number is fixed when a cluster is made"
+                f"the cluster {engine.cluster!r} has {found.shards} shards, and [cluster] shards says "
+                f"{engine.shards}: the number is fixed when a cluster is made"
             )
 
     async def _listen_for_links(self, host: ShardHost) -> None:
@@ -210,7 +210,8 @@ class ClusterNode(Node):
         self._identity = LinkIdentity(cluster.name, self._name, secret_bytes, tls=link_tls(cluster))
         self._links: dict[str, Link] = {}
         self._links_place = RouterPlace(host)
-        server = self._link_server = LinkServer(self._links_place, self._identity)
+        limits = limits_within(cluster.silence_s)
+        server = self._link_server = LinkServer(self._links_place, self._identity, limits)
         try:
             address = await server.start(f"{_bracketed(cluster.link_host)}:{cluster.link_port}")
         except OSError as error:
@@ -241,7 +242,8 @@ class ClusterNode(Node):
             raise refusals[name]
 
     def _new_link(self, address: str) -> Link:
-        link = Link(address, self._identity, LinkLimits(retry_timeout_s=LINK_RETRY_TIMEOUT_S))
+        limits = limits_within(self._settings.cluster.silence_s, LINK_RETRY_TIMEOUT_S)
+        link = Link(address, self._identity, limits)
         link.remote_calls = self._links_place
         return link
 
@@ -264,17 +266,20 @@ class ClusterNode(Node):
             if self._failure is not None:
                 raise self._failure
             if loop.time() > deadline_s:
-                raise LogUnavailable(f"the node waited in vain for {what}: look at the other nodes' logs, and Kafka's")
+                raise LogUnavailable(
+                    f"the node waited in vain for {what}: look at the other nodes' logs, and {self._engine.name}'s"
+                )
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), 1.0)
 
     async def _listen(self) -> dict[str, Address]:
-        self.services.partition_maps = _RestMaps(self.maps)
+        self.services.partition_maps = _RestMaps(self.maps, lambda: self._own_url)
         self.services.cluster = _LiveView(
-            self.maps.ledger, self._options.cluster, self._heard, self._settings.cluster.session_timeout_s, self._wish
+            self.maps.ledger, self._engine.cluster, self._heard, self._settings.cluster.session_timeout_s, self._wish
         )
         self.services.metric_sources += [self._shard_metrics, self._router.families]
         listening = await super()._listen()
+        self._own_url = self._reachable(listening["http"]) if "http" in listening else ""
         urls = {name: self._reachable(address) for name, address in listening.items()}
         self._record_of_node = msgspec.structs.replace(self._record_of_node, urls=urls)
         self._publish()
@@ -322,8 +327,8 @@ class ClusterNode(Node):
 
     async def _leave(self) -> None:
         await self.ownership.close()
-        if self._beating is not None:
-            self._beating.cancel()
+        for each in self._rounds:
+            each.cancel()
         self._publish("gone")
         await self._membership.flush(BEAT_S * 5)
         await self._membership.stop()
@@ -361,6 +366,10 @@ class ClusterNode(Node):
         if self._services is not None and not self._services.is_stopping:
             self._on_fatal(error)
 
+    def _session_over(self) -> None:
+        """Somebody else may have our shards, and nobody lets us commit: start again."""
+        self.ownership.give_up("the node's session is over")
+
     def _place(self, name: str) -> Link:
         """The link to a node; another one when the node has moved."""
         address = self.maps.current().nodes[name].link
@@ -388,7 +397,7 @@ class ClusterNode(Node):
             self._say(key, record)
             if await self._membership.flush(WISH_S_MAX):
                 return
-        raise LogUnavailable("the wish could not be written: Kafka does not answer")
+        raise LogUnavailable(f"the wish could not be written: {self._engine.name} does not answer")
 
     async def _beat(self) -> None:
         """Show, again and again, that the loop is alive, and what there is to do."""
@@ -399,6 +408,18 @@ class ClusterNode(Node):
             with contextlib.suppress(BufferError):
                 self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
             await asyncio.sleep(BEAT_S)
+
+    async def _watch(self) -> None:
+        """See by its link whether a node lives: each node, if this one is the controller; else the controller."""
+        silence_s = self._settings.cluster.silence_s
+        while True:
+            await asyncio.sleep(WATCH_S)
+            named, nodes = self.maps.ledger.controller, self.maps.current().nodes
+            watched = nodes.keys() & {self._name if named is None else named.node}
+            if watched <= {self._name}:
+                watched = nodes.keys() - {self._name}
+            dead_links = frozenset(name for name in watched if not self._place(name).watch(silence_s))
+            self._membership.note_dead_links(dead_links)
 
     def _shard_metrics(self) -> Iterable[Metric]:
         loads = self._loads.measure(self.ownership.owned_shards, asyncio.get_running_loop().time())
@@ -412,7 +433,7 @@ class ClusterNode(Node):
     async def _record(self) -> None:
         """Every shard writes the events of its own queues, to its own partition of the events queue."""
         events = self._settings.events
-        config = events_config(events).changed({"partitions": self._options.shards})
+        config = events_config(events).changed({"partitions": self._engine.shards})
         flush_ms = max(1, round(events.flush_s * 1_000))
         try:
             await self.services.shard.call(DescribeQueue(name=events.queue))
@@ -470,17 +491,21 @@ class _LiveView(ClusterView):
 class _RestMaps:
     """The map for clients that route themselves."""
 
-    def __init__(self, maps: KafkaMaps) -> None:
+    def __init__(self, maps: LedgerMaps, own_url: Callable[[], str]) -> None:
         self._maps = maps
+        self._own_url = own_url
         self._of: ClusterMap | None = None
         self._made: PartitionMap | None = None
 
     def current(self) -> PartitionMap:
-        """The newest version. A shard that nobody serves is said to be here: the router waits for its owner."""
-        found: ClusterMap = self._maps.current()
+        """The newest version. A shard whose owner cannot be reached by clients is said to be here: the router knows."""
+        found, own_url = self._maps.current(), self._own_url()
+        if not own_url:
+            raise LogUnavailable("this node is starting: ask again")
         if self._made is None or self._of is not found:
-            urls = {name: node.urls.get("http", "") for name, node in found.nodes.items()}
-            owners = tuple(owner or found.own for owner in found.owners)
+            urls = {name: url for name, node in found.nodes.items() if (url := node.urls.get("http", ""))}
+            urls[found.own] = own_url
+            owners = tuple(owner if owner in urls else found.own for owner in found.owners)
             self._of, self._made = found, PartitionMap(found.version, found.own, owners, urls)
         return self._made
 

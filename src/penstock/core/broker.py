@@ -59,6 +59,7 @@ from penstock.core.handlers.reading import Reading
 from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
 from penstock.core.handlers.sessions import SessionRegister
+from penstock.core.handlers.staging import Staging
 from penstock.core.handlers.work import UnitsOfWork
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
@@ -98,9 +99,10 @@ FORMAT_VERSION = 1
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
 _RECEIPT_KEYS_MAX = 10_000
-_GO_WITHOUT = frozenset({Kind.SESSION, Kind.TASK, Kind.ONCE})
-"""Records of no queue that a store can be opened without, if they are damaged: leases run out, redrives end, and a
-client's command that was repeated is done again. That is told. Without the others, work would be done twice, or lost.
+_GO_WITHOUT = frozenset({Kind.SESSION, Kind.TASK, Kind.ONCE, Kind.STAGE})
+"""Records of no queue that a store can be opened without, if they are damaged: leases run out, redrives end, what was
+staged stays on the disk unseen, and a client's command that was repeated is done again. That is told. Without the
+others, work would be done twice, or lost.
 """
 
 
@@ -154,7 +156,8 @@ class Broker:
         """Queues and channels that came or went since the last `take_events`."""
         self.message_events: list[MessageEvent] | None = None
         """What happened to messages since somebody emptied it; None while nobody wants to know."""
-        self._timers: list[tuple[int, int, str, Any, Any]] = []
+        self.timers: list[tuple[int, int, str, Any, Any]] = []
+        """A heap: the first is what is due first."""
         self._timer_count = 0
         self._once: dict[tuple[str, int], int] = {}
         self._awake: dict[Channel, None] = {}
@@ -165,6 +168,7 @@ class Broker:
         self.receiving = Receiving(self)
         self.acknowledging = Acknowledging(self)
         self.work = UnitsOfWork(self)
+        self.staging = Staging(self)
         self.session_register = SessionRegister(self)
         self.reading = Reading(self)
         self.redrives = Redrives(self)
@@ -177,6 +181,7 @@ class Broker:
             self.receiving,
             self.acknowledging,
             self.work,
+            self.staging,
             self.session_register,
             self.reading,
             self.redrives,
@@ -195,6 +200,7 @@ class Broker:
             "session": self.session_register.expire,
             "redrive": self.redrives.step,
             "once": self._once_timer,
+            "stage": self.staging.expire,
         }
 
     # -- opening --
@@ -274,6 +280,11 @@ class Broker:
         def restore_reserve(number: int, _key: bytes, data: bytes) -> None:
             self.queues_by_id[number].reserve = Reserve.restore(number, data)
 
+        def restore_segment(number: int, key: bytes, data: bytes) -> None:
+            segment = self.write_buffer.segments.restore(key, data)
+            if number < keys.OUTBOX_QUEUES and segment.first + segment.count > queues[number].next_sequence:
+                raise ValueError("it has numbers that were never given")
+
         def restore_once(_number: int, key: bytes, data: bytes) -> None:
             name = self.memory.restore(key, data, self.now_ms)
             self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
@@ -294,6 +305,8 @@ class Broker:
             (Kind.TASK, lambda number, _key, data: self.redrives.restore(number, data)),
             (Kind.OUTBOX_TARGET, lambda number, _key, data: self.outbox.restore(number, data)),
             (Kind.ONCE, restore_once),
+            (Kind.SEGMENT, restore_segment),
+            (Kind.STAGE, lambda number, _key, data: self.staging.restore(number, data)),
         )
         for kind, restore in restorers:
             for record_key, data in self._records(kind):
@@ -354,7 +367,7 @@ class Broker:
 
     def _note_unreadable(self, kind: Kind, record_key: bytes, error: Exception) -> None:
         number = keys.number_of(record_key)
-        if kind in keys.OF_A_QUEUE:
+        if kind in keys.OF_A_QUEUE and number < keys.OUTBOX_QUEUES:
             missing = kind != Kind.QUEUE and isinstance(error, KeyError)
             why = "belongs to nothing" if missing else f"cannot be read ({_line(error)})"
             self.quarantine.add(number, f"a record of kind {kind.name.lower()} {why}")
@@ -402,7 +415,7 @@ class Broker:
         """Do what a command says: its reply, None for a receive that waits, `PenstockError` when it cannot be done."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
-        if self._timers and self._timers[0][0] <= self.now_ms:
+        if self.timers and self.timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
         once = command.once
@@ -427,7 +440,7 @@ class Broker:
             self.now_ms = now_ms
         for queue in list(self.drafts):
             queue.seal()
-        if self._timers and self._timers[0][0] <= self.now_ms:
+        if self.timers and self.timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
         if self._awake:
@@ -435,8 +448,8 @@ class Broker:
             self.receiving.serve(awake)
 
     def next_deadline(self) -> int | None:
-        """When `finish` should be called although no command has come."""
-        return self._timers[0][0] if self._timers else None
+        """When `finish` should be called although no command has come. (A shard looks at `timers` itself.)"""
+        return self.timers[0][0] if self.timers else None
 
     def take_woken(self) -> list[tuple[Any, Delivery]]:
         """Deliveries to those who waited, with their tickets."""
@@ -477,6 +490,10 @@ class Broker:
         What it holds without a session is nobody's from now on, and sessions that have a time to live outlive it.
         """
         self.session_register.leave()
+
+    def stood_still(self, now_ms: int) -> None:
+        """The process that has the broker stood still until now, and has heard nobody meanwhile."""
+        self.session_register.stood_still(now_ms)
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
@@ -561,7 +578,7 @@ class Broker:
     def schedule(self, time_ms: int, kind: str, subject: Any, detail: Any = None) -> None:
         """Call back at a time, through `_run_timers`."""
         self._timer_count += 1
-        heappush(self._timers, (time_ms, self._timer_count, kind, subject, detail))
+        heappush(self.timers, (time_ms, self._timer_count, kind, subject, detail))
 
     def schedule_once(self, time_ms: int, kind: str, queue: Queue) -> None:
         """As `schedule`, unless the same is scheduled earlier already."""
@@ -575,8 +592,8 @@ class Broker:
             return
         now_ms = self.now_ms
         due = []
-        while self._timers and self._timers[0][0] <= now_ms:
-            due.append(heappop(self._timers))
+        while self.timers and self.timers[0][0] <= now_ms:
+            due.append(heappop(self.timers))
         for time_ms, _, kind, subject, detail in due:
             self._timer_handlers[kind](subject, detail, time_ms)
 
@@ -751,6 +768,7 @@ class Broker:
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
             "marks": self.marks.snapshot(),
             "outbox": self.outbox.snapshot(),
+            "segments": self.write_buffer.segments.snapshot(),
             "once": self.memory.snapshot(),
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }

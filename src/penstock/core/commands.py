@@ -314,7 +314,7 @@ class CountQueues(Command):
     Queues in quarantine have none, and are left out.
     """
 
-    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=list[Stats], right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     prefix: str = ""
     after: str = ""
@@ -327,7 +327,7 @@ class TallyQueues(Command):
     A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
     """
 
-    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD, since=3)
 
     after: str = ""
     limit: int = 200
@@ -713,10 +713,8 @@ class AlreadyDone(msgspec.Struct, tag=True):
     """The highest number that was done."""
 
 
-class CommitWork(Command):
-    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
-
-    traits = Traits(reply=list[Sent] | AlreadyDone, right="any", public=True, home=Home.WORK)
+class _FirstCommitWork(Command):
+    """`CommitWork` as it was first."""
 
     acks: list[Ack]
     sends: list[Send]
@@ -743,6 +741,42 @@ class CommitWork(Command):
         """What its parts need."""
         for part in (*self.acks, *self.sends):
             yield from part.needs()
+
+
+class CommitWork(_FirstCommitWork, kw_only=True):
+    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
+
+    traits = Traits(reply=list[Sent] | AlreadyDone, right="any", public=True, home=Home.WORK, inside=("stage",))
+
+    stage: int = 0
+    """With a mark: sends that were written before (`StageWork`) belong to it. `StageNotFound` if they are gone."""
+
+
+class Staged(msgspec.Struct):
+    """Where sends were staged; or why they cannot be, and nothing was done."""
+
+    stage: int
+    refused: str = ""
+
+
+class StageWork(Command):
+    """Write sends of a unit of work before its commit, so that it may have any size. Nobody sees them until then.
+
+    Not every send can be staged: one whose messages have to be looked at when they are numbered is refused, with all
+    that came with it. The queues are created now. Replies with `Staged`.
+    """
+
+    traits = Traits(reply=Staged, home=Home.MARK, since=4)
+
+    name: str
+    """The name of the mark of the work."""
+    sends: list[Send]
+    stage: int = 0
+    """The stage that they belong to; 0: a new one."""
+    send_shards: list[int] | None = None
+    """As in `CommitWork`."""
+    drop: bool = False
+    """Instead: forget the stage."""
 
 
 class HoldForWork(Command):
@@ -1023,7 +1057,7 @@ class ListSessions(Command):
     What is held by no session comes as session 0.
     """
 
-    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD)
+    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD, since=4)
 
     queue: str | None = None
     """Only who holds leases in this queue, and those."""
@@ -1079,6 +1113,9 @@ class AckUpTo(Command):
     offset: int
 
 
+NOT_DUE_MAX = 1_000
+
+
 class Offsets(msgspec.Struct):
     """Where a queue's messages stand."""
 
@@ -1095,6 +1132,9 @@ class Offsets(msgspec.Struct):
     """Over how many shards the queue is spread: the others have messages of their own."""
     after_ms: int | None = None
     """When the first message from `after` on was sent; None when there is none."""
+    not_due: list[tuple[int, int, int]] = []
+    """Messages that were sent with a delay and are not due, at most `NOT_DUE_MAX` runs, the first ones: first number,
+    the one behind the last, and when they are due."""
 
     @property
     def partition(self) -> int:
@@ -1256,7 +1296,9 @@ class LookUp(Command):
     What is not there any more (done in every channel, or gone by retention) is left out.
     """
 
-    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
+    traits = Traits(
+        reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS, since=4
+    )
 
     queue: str
     sequences: list[int]
@@ -1265,7 +1307,7 @@ class LookUp(Command):
 class NameQueue(Command):
     """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
 
-    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+    traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL, since=4)
 
     queue_id: int
 
@@ -1285,7 +1327,7 @@ class DeleteMessages(Command):
     """
 
     traits = Traits(
-        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS
+        reply=Changed, queue="queue", right="admin", public=True, repeat=Repeat.HARMLESS, split=Split.NUMBERS, since=4
     )
 
     queue: str
@@ -1300,7 +1342,7 @@ class RescheduleMessages(Command):
     What is leased is released first: its delivery has failed. With `due_ms` 0, or in the past, they are ready now.
     """
 
-    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS)
+    traits = Traits(reply=Changed, queue="queue", right="admin", public=True, split=Split.NUMBERS, since=4)
 
     queue: str
     sequences: list[int]
@@ -1335,6 +1377,8 @@ class RedriveTask(msgspec.Struct):
     """Up to when its rate is used up."""
     match_group: str | None = None
     discard: bool = False
+    origins: list[str] | None = None
+    """Patterns of names: only dead letters of these queues are wanted."""
 
 
 class _FirstStartRedrive(Command):
@@ -1358,6 +1402,10 @@ class StartRedrive(_FirstStartRedrive, kw_only=True):
     """Only messages whose last error is of this kind: see `penstock.core.queues.origin.error_group`."""
     discard: bool = False
     """Delete the messages, instead of moving them."""
+    origins: list[str] | None = None
+    """Only messages that failed in a queue whose name fits one of these patterns: what the caller may administer."""
+    check_only: bool = False
+    """Start nothing. What it would be refused for is refused; the task in the reply has the number 0."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""

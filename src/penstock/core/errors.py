@@ -31,6 +31,7 @@
     ├── ChunkDamaged              stored bytes do not match their checksum
     ├── QueueDamaged              what is stored of the queue is damaged: it is not served, the others are
     ├── AccessDenied              the server does not know the caller, or does not let it do that
+    │   └── TooManyFailedLogins   from this address; even right credentials are not looked at for a while
     ├── ConnectionLost            the server cannot be reached, or does not answer
     │   ├── NotSent               the command has not been done, and will not be
     │   └── OutcomeUnknown        the command left, and no answer came: it was done once, or not at all
@@ -152,6 +153,10 @@ class Throttled(PenstockError):
     """The queue or the group is above its configured rate; try again later."""
 
 
+def _wait_in(error: PenstockError) -> float:
+    return float(str(error).partition(" wait ")[2].partition(" s")[0])
+
+
 class RateLimited(Throttled):
     """The caller asks more often than the server lets it; nothing was done.
 
@@ -162,7 +167,7 @@ class RateLimited(Throttled):
     @property
     def wait_s(self) -> float:
         """How long to wait before the next request. It is read from the text, which is all that travels."""
-        return float(str(self).partition(" wait ")[2].partition(" s")[0])
+        return _wait_in(self)
 
 
 class RewindRefused(PenstockError):
@@ -171,6 +176,10 @@ class RewindRefused(PenstockError):
 
 class WorkRefused(PenstockError):
     """A unit of work cannot be committed; nothing of it was done."""
+
+
+class StageNotFound(WorkRefused):
+    """What a large unit of work has written before its commit is not there any more; nothing of it was done."""
 
 
 class MarkMoved(PenstockError):
@@ -208,6 +217,19 @@ class QueueDamaged(PenstockError):
 
 class AccessDenied(PenstockError):
     """The server does not know the caller, or the caller has no right to do that."""
+
+
+class TooManyFailedLogins(AccessDenied):
+    """Too many wrong credentials came from the caller's address. New ones are not looked at until the wait is over.
+
+    >>> TooManyFailedLogins("too many failed logins from 10.0.0.1: wait 6.000 s").wait_s
+    6.0
+    """
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before the next try. It is read from the text, which is all that travels."""
+        return _wait_in(self)
 
 
 class ConnectionLost(PenstockError, ConnectionError):

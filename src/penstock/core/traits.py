@@ -112,6 +112,8 @@ class Traits(NamedTuple):
     """Nodes learn from it, and from its reply, which queues and channels there are."""
     has_messages: bool = False
     """Whether the reply holds messages: it may be large, and travels in a form of its own."""
+    since: int = 0
+    """The version of links between nodes that brought it; 0: the first build's."""
 
     @property
     def administers(self) -> bool:

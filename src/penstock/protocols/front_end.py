@@ -24,6 +24,7 @@ import ipaddress
 import socket
 import ssl
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -32,7 +33,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.protocols.http import PLAIN_TEXT, Exchange, HttpCounters, Terms
 from penstock.server.budget import TlsContext
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter, Series
+from penstock.server.metrics import BOUNDS, RequestMeter, Series
 from penstock.server.settings import EVERY_HOST, InvalidSettings, ServerSettings, Settings
 
 STATUS = 421
@@ -152,7 +153,6 @@ UNREAD: Final = frozenset(
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-security-token",
-        "x-amzn-trace-id",
     )
 )
 """Headers that no front end reads when nobody has to prove who he is."""
@@ -192,7 +192,9 @@ class RequestObserver:
             if series is not None and outcome == "ok" and not exchange.protocol:
                 self._went_well[action] = series
         if series is not None:
-            series.note(seconds)
+            series.count += 1  # as `RequestMeter.note`, which costs a call
+            series.durations.seconds += seconds
+            series.durations.buckets[bisect_left(BOUNDS, seconds)] += 1
         if self._notes_all or (status >= 400 and self._log.wants(status)):
             self._write(exchange, status, seconds, outcome)
 

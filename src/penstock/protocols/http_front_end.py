@@ -66,7 +66,7 @@ class HttpFrontEnd:
             Admission(hosts_of(services.settings), self._refuse, pages=pages).refuses,
         )
         tls = tls_context(settings)
-        port = await self._server.listen(settings.host, self._port, tls, services.listeners.get(self.name))
+        port = await self._server.listen(settings.host, self._port, tls)
         address = Address(settings.host, port, url_of(settings.host, port, tls is not None))
         self.listening(services, address)
         await self._server.serve()

@@ -19,15 +19,26 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from penstock.core.commands import CancelRedrive, ChangeQueue, Command, CommitWork, DescribeQueue, RedriveTask, Send
-from penstock.core.errors import AccessDenied
+from penstock.core.commands import (
+    CancelRedrive,
+    ChangeQueue,
+    Command,
+    CommitWork,
+    DescribeQueue,
+    RedriveTask,
+    Send,
+    StartRedrive,
+)
+from penstock.core.errors import AccessDenied, TooManyFailedLogins
 from penstock.core.traits import RIGHTS, Right
 
 _REMEMBERED_MAX = 10_000
@@ -35,6 +46,11 @@ _REMEMBERED_LENGTH_MAX = 200
 """No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
 _HASH_KEY_BYTES = 32
 _OWNER_BYTES = 12
+_LOGIN_SLOTS = 4_096
+_FAILED_LOGINS_BURST = 20
+_FAILED_LOGIN_S = 6.0
+_IPV6_PREFIX = 64
+"""What one customer of a provider has, at least."""
 _OWNED = re.compile(rf"[0-9A-Fa-f]{{{2 * _OWNER_BYTES}}}-")
 """In capitals as well: not every file system tells them apart."""
 
@@ -171,6 +187,21 @@ def authorize(principal: Principal, command: Command, tasks: Mapping[int, Redriv
             raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {name}")
 
 
+def restrict(principal: Principal, command: Command) -> None:
+    """Let a redrive to where messages came from reach only what the principal may administer.
+
+    >>> from penstock.core.commands import StartRedrive
+    >>> redrive = StartRedrive(queue="shop.dead")
+    >>> restrict(Principal("shop", "AK1", [Grant(("shop*",)), Grant(("*",), ("read",))]), redrive)
+    >>> redrive.origins
+    ['shop*']
+    """
+    if not isinstance(command, StartRedrive) or command.target is not None or command.discard:
+        return
+    if not principal.allows_all("admin"):
+        command.origins = [each for grant in principal.grants if "admin" in grant.rights for each in grant.queues]
+
+
 def owned(principal: Principal, name: str) -> str:
     """A name that a caller has chosen, as it is kept: nobody else's is the same, whatever he calls it.
 
@@ -219,6 +250,60 @@ class Credential:
         return f"Credential({self.access_key!r}, {self.secret!r}, {self.principal!r})"
 
 
+class FailedLogins:
+    """Slows down who guesses: 20 wrong credentials from an address, then one in six seconds.
+
+    Past that, credentials from there are not looked at, right ones included: otherwise guessing would go on. Only who
+    has come in from that address before, with these very credentials, still does. The same wrong ones again are no new
+    guess: a program with an old token locks nobody out.
+
+    There are as many slots as there are, however many addresses call: two of them may share one.
+    """
+
+    __slots__ = ("_clock", "_proven", "_slots")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._slots: list[tuple[float, float, bytes] | None] = [None] * _LOGIN_SLOTS
+        """Guesses left, when that was, and the last guess; None where nobody has failed."""
+        self._proven = [0] * _LOGIN_SLOTS
+        """Hashes of addresses and credentials that have come in, each where it belongs; a later one takes the place."""
+
+    def check(self, peer: str, offered: bytes) -> None:
+        """`TooManyFailedLogins` if these credentials, told apart by their keyed hash, are not to be looked at now."""
+        if self._slots[_slot_of(peer)] is None:
+            return
+        left = self._left(peer)
+        proof = hash((peer, offered))
+        if left < 1 and self._proven[proof % _LOGIN_SLOTS] != proof:
+            wait_s = (1 - left) * _FAILED_LOGIN_S
+            raise TooManyFailedLogins(f"too many failed logins from {peer}: wait {wait_s:.3f} s, then try again")
+
+    def note(self, peer: str, offered: bytes, *, is_right: bool) -> None:
+        """These credentials were looked at."""
+        if is_right:
+            proof = hash((peer, offered))
+            self._proven[proof % _LOGIN_SLOTS] = proof
+            return
+        at = _slot_of(peer)
+        slot = self._slots[at]
+        if slot is None or slot[2] != offered:
+            self._slots[at] = (self._left(peer) - 1, self._clock(), offered)
+
+    def _left(self, peer: str) -> float:
+        slot = self._slots[_slot_of(peer)]
+        if slot is None:
+            return _FAILED_LOGINS_BURST
+        left, at_s, _ = slot
+        return min(_FAILED_LOGINS_BURST, left + (self._clock() - at_s) / _FAILED_LOGIN_S)
+
+
+def _slot_of(peer: str) -> int:
+    """An address of version 6 stands for its network: whoever has one has all of that."""
+    network = ipaddress.ip_network(f"{peer}/{_IPV6_PREFIX}", strict=False) if ":" in peer and "%" not in peer else peer
+    return hash(network) % _LOGIN_SLOTS
+
+
 class Credentials:
     """Every access key that the server knows. None at all means: everybody on this machine may call.
 
@@ -227,7 +312,7 @@ class Credentials:
     (False, None)
     """
 
-    __slots__ = ("_by_access_key", "_by_token", "_by_user", "_decoy", "_hash_key", "are_required")
+    __slots__ = ("_by_access_key", "_by_token", "_by_user", "_decoy", "_failed", "_hash_key", "are_required")
 
     def __init__(self, credentials: Iterable[Credential] = ()) -> None:
         self._by_access_key = {each.access_key: each for each in credentials}
@@ -235,6 +320,7 @@ class Credentials:
         self.are_required = bool(self._by_access_key)
         """Whether a caller has to say, and prove, who it is."""
         self._decoy = Secret("there is no such access key")
+        self._failed = FailedLogins()
         self._hash_key = os.urandom(_HASH_KEY_BYTES)
         self._by_token = {
             self._hash(each.token.reveal()): each for each in self._by_access_key.values() if each.token is not None
@@ -250,16 +336,18 @@ class Credentials:
         """The credential with this access key, which front ends check a signature with."""
         return self._by_access_key.get(access_key)
 
-    def check_password(self, access_key: str, secret_key: str) -> Principal | None:
-        """Whom access key and secret, or user and password, stand for; None if they do not go together."""
-        credential = self._by_access_key.get(access_key)
-        secret = self._decoy if credential is None else credential.secret
-        if credential is None and (named := self._by_user.get(access_key)) is not None and named.password is not None:
-            credential, secret = named, named.password
-        is_right = secret.matches(secret_key)
-        return credential.principal if is_right and credential is not None else None
+    def check_password(self, access_key: str, secret_key: str, peer: str = "") -> Principal | None:
+        """Whom access key and secret, or user and password, stand for; None if they do not go together.
 
-    def check_bearer(self, token: str) -> Principal | None:
+        `TooManyFailedLogins` if too many wrong ones came from the peer.
+        """
+        offered = self._hash(f"{access_key}:{secret_key}")
+        self._failed.check(peer, offered)
+        principal = self._of_password(access_key, secret_key)
+        self._failed.note(peer, offered, is_right=principal is not None)
+        return principal
+
+    def check_bearer(self, token: str, peer: str = "") -> Principal | None:
         """Whom a bearer token stands for: a credential's own token, or `access_key:secret_key`. None if nobody.
 
         >>> worker = Principal("worker", "AK1", [Grant()])
@@ -267,11 +355,24 @@ class Credentials:
         >>> known.check_bearer("tok-1"), known.check_bearer("AK1:s3cret"), known.check_bearer("AK1:guess")
         (Principal('worker'), Principal('worker'), None)
         """
-        credential = self._by_token.get(self._hash(token))
+        offered = self._hash(token)
+        self._failed.check(peer, offered)
+        credential = self._by_token.get(offered)
         if credential is not None and credential.token is not None and credential.token.matches(token):
-            return credential.principal
-        access_key, _, secret_key = token.partition(":")
-        return self.check_password(access_key, secret_key)
+            principal: Principal | None = credential.principal
+        else:
+            access_key, _, secret_key = token.partition(":")
+            principal = self._of_password(access_key, secret_key)
+        self._failed.note(peer, offered, is_right=principal is not None)
+        return principal
+
+    def _of_password(self, access_key: str, secret_key: str) -> Principal | None:
+        credential = self._by_access_key.get(access_key)
+        secret = self._decoy if credential is None else credential.secret
+        if credential is None and (named := self._by_user.get(access_key)) is not None and named.password is not None:
+            credential, secret = named, named.password
+        is_right = secret.matches(secret_key)
+        return credential.principal if is_right and credential is not None else None
 
     def _hash(self, token: str) -> bytes:
         return hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._hash_key).digest()

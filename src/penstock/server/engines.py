@@ -32,10 +32,19 @@ class Engine(NamedTuple):
     """Whether its chunks can be read from Kafka as well."""
     needs: str = ""
     """The library that it needs, and that is not always there."""
+    cluster: str = ""
+    """The class of what its clusters live in, a `ClusterEngine`; "": it has none."""
 
     def load_node(self) -> Any:
         """The class of its node; `InvalidRequest` if its library is missing."""
-        module, _, name = self.node.partition(":")
+        return self._load(self.node)
+
+    def load_cluster(self) -> Any:
+        """The class of what its clusters live in; `InvalidRequest` if its library is missing."""
+        return self._load(self.cluster)
+
+    def _load(self, place: str) -> Any:
+        module, _, name = place.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -62,12 +71,16 @@ def _open_memory(_place: str, options: Mapping[str, Any]) -> Opener:
 
 
 _NODE = "penstock.server.node:Node"
+_CLUSTER_NODE = "penstock.cluster.node:ClusterNode"
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine("embedded", _NODE, _open_embedded),
         Engine("memory", _NODE, _open_memory),
-        Engine("kafka", "penstock.cluster.node:ClusterNode", None, has_kafka_log=True, needs="confluent_kafka"),
+        Engine("kafka", _CLUSTER_NODE, None, True, "confluent_kafka", "penstock.cluster.membership.kafka:KafkaEngine"),
+        Engine(
+            "zookeeper", _CLUSTER_NODE, None, False, "kazoo", "penstock.cluster.membership.zookeeper:ZooKeeperEngine"
+        ),
     )
 }
 

@@ -27,7 +27,7 @@ from penstock.store.base import StoreStats
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 BOUNDS_S: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 """The upper bounds of the duration histogram. The last is SQS's longest poll."""
-_BOUNDS: Final[list[float]] = list(BOUNDS_S)
+BOUNDS: Final[list[float]] = list(BOUNDS_S)
 _bisect: Final = bisect_left
 _SERIES_MAX: Final = 10_000
 """No client can fill the memory with labels of its own making."""
@@ -43,7 +43,7 @@ class Durations:
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
-        self.buckets: list[int] = [0] * (len(_BOUNDS) + 1)
+        self.buckets: list[int] = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
 
     def cumulated(self) -> list[tuple[str, float]]:
@@ -63,14 +63,6 @@ class Series:
     def __init__(self, durations: Durations) -> None:
         self.count = 0
         self.durations = durations
-
-    def note(self, seconds: float) -> None:
-        """Count a request."""
-        durations = self.durations
-        at: int = _bisect(_BOUNDS, seconds)
-        durations.buckets[at] += 1
-        durations.seconds += seconds
-        self.count += 1
 
 
 class RequestMeter:
@@ -92,7 +84,9 @@ class RequestMeter:
         """Count a request."""
         series = self._series.get((protocol, action, outcome)) or self.series(protocol, action, outcome)
         if series is not None:
-            series.note(seconds)
+            series.count += 1
+            series.durations.seconds += seconds
+            series.durations.buckets[_bisect(BOUNDS, seconds)] += 1
 
     def series(self, protocol: str, action: str, outcome: str) -> Series | None:
         """Where requests with these labels are counted; None if there are too many labels already."""

@@ -17,8 +17,7 @@ import contextlib
 import errno
 import logging
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -34,7 +33,7 @@ from penstock.server.clock import Clock, SystemClock
 from penstock.server.engines import opener_for
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
+from penstock.server.metrics import RequestMeter, store_families, traffic_families
 from penstock.server.partition_map import PartitionMaps, Steering
 from penstock.server.settings import SECTIONS, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
@@ -73,10 +72,6 @@ class Services:
     """Which node owns what, if there are several; None: this one owns everything."""
     cluster: Steering | None = None
     """The cluster that this node is of, to be looked at and steered; None: it is of none."""
-    gather_metrics: Callable[[], Awaitable[list[Source]]] | None = None
-    """Of a process among several: what it counts, and what the others do, told apart by a label."""
-    listeners: Mapping[str, socket.socket] = field(default_factory=dict)
-    """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     listening: dict[str, Address] = field(default_factory=dict)
     """Where the front ends listen, by their names, as far as they have started."""
     is_stopping: bool = False
@@ -126,11 +121,16 @@ class Ready(msgspec.Struct, frozen=True):
 _PORTS = {"sqs": "--sqs-port", "http": "--http-port", "nsq": "--nsq-tcp-port", "nsq-http": "--nsq-http-port"}
 
 
-def cannot_listen(name: str, error: OSError) -> InvalidSettings:
+def cannot_listen(name: str, host: str, port: int, error: OSError) -> InvalidSettings:
     """Why a front end has no port, and what to do about it."""
-    if error.errno != errno.EADDRINUSE or name not in _PORTS:
-        return InvalidSettings(f"{name} cannot listen: {error}")
-    return InvalidSettings(f"{name} cannot listen: its port is taken. Choose another with {_PORTS[name]}; 0 picks one")
+    flag = _PORTS[name]
+    if error.errno == errno.EADDRINUSE:
+        reason = f"the port is taken. Choose another with {flag}; 0 picks one"
+    elif error.errno == errno.EACCES:
+        reason = f"this user may not have the port. Choose one above 1023 with {flag}"
+    else:
+        reason = f"{error.strerror or error}. Look at --host and {flag}"
+    return InvalidSettings(f"{name} cannot listen on {host}:{port}: {reason}")
 
 
 def told_of_taking(new: Sequence[str], later: Sequence[str]) -> str:
@@ -157,7 +157,6 @@ class Node:
         self._opener = opener_for(settings.server.data, {})
         self._store: Store | None = None
         self._services: Services | None = None
-        self._listeners: Mapping[str, socket.socket] = {}
         self._recording: list[Shard] = []
         """The shards that are here from beginning to end: what happens there goes to the events queue, if any."""
 
@@ -203,7 +202,6 @@ class Node:
             meter=RequestMeter(),
             request_log=RequestLog(self._settings.log),
             metric_sources=[self._store_metrics, self._traffic_metrics],
-            listeners=self._listeners,
         )
         self._services.metric_sources.append(self._services.meter.families)
         try:
@@ -227,7 +225,9 @@ class Node:
             try:
                 listening[front_end.name] = await front_end.start(self.services)
             except OSError as error:
-                raise cannot_listen(front_end.name, error) from error
+                server = self._settings.server
+                port = getattr(server, _PORTS[front_end.name].removeprefix("--").replace("-", "_"))
+                raise cannot_listen(front_end.name, server.host, port, error) from error
             self._started.append(front_end)
         return listening
 

@@ -7,6 +7,7 @@ errors, and the message names the right ones. docs/server.md describes them for 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import ipaddress
 import os
 import re
@@ -34,8 +35,10 @@ from penstock.core.traits import Right
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 from penstock.store.memory import MEMORY
+from penstock.store.zookeeper_options import ZooKeeperOptions
 
-WORKERS_MAX = 256
+GONE = {"workers": "docs/server.md says how to use more than one core (Scaling)"}
+"""Keys that earlier builds had, and what to do instead."""
 PORT_MAX = 65_535
 EVERY_HOST = "*"
 """Among the hosts: the server answers to any name."""
@@ -81,18 +84,11 @@ class ServerSettings(_Section, frozen=True):
         str, Setting("The data directory, created if it is not there. `:memory:` keeps nothing.", flag="--data,-d")
     ] = "./data"
     engine: Annotated[
-        Literal["embedded", "kafka"],
-        Setting("Where messages are kept: in `data`, or in Kafka, with a cache in `data`.", flag="--engine"),
-    ] = "embedded"
-    workers: Annotated[
-        int,
+        Literal["embedded", "kafka", "zookeeper"],
         Setting(
-            "How many processes serve the queues. A directory that was served by more than one keeps that number.",
-            1,
-            WORKERS_MAX,
-            flag="--workers",
+            "Where messages are kept: in `data`; in Kafka, with a cache in `data`; or in ZooKeeper.", flag="--engine"
         ),
-    ] = 1
+    ] = "embedded"
     host: Annotated[str, Setting("The address to listen on.", flag="--host")] = "127.0.0.1"
     sqs_port: Annotated[int, Setting("SQS. 0 picks a free port.", 0, PORT_MAX, flag="--sqs-port")] = 9324
     http_port: Annotated[
@@ -382,8 +378,9 @@ class RestSettings(_Section, frozen=True):
     publish_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes of values that Spark may publish in one commit, at most 4 GiB. They are in memory until they are "
-            "written, and all other commits wait that long.",
+            "Bytes of values that Spark may publish at once for FIFO queues, with deduplication ids or with "
+            "a delay, at most 4 GiB. They are in memory until they are written, and all other commits wait that long. "
+            "Other messages have no such limit.",
             1,
             MARKED_BYTES_MAX,
             live=True,
@@ -546,8 +543,27 @@ class ClusterSettings(_Section, frozen=True):
     ] = None
     session_timeout_s: Annotated[
         float,
-        Setting("A node that is silent for so long is taken for dead, and others take its shards.", 1, 300),
+        Setting(
+            "A node that has not written to Kafka for so long is taken for dead, and others take its shards.", 1, 300
+        ),
     ] = 10.0
+    silence_s: Annotated[
+        float,
+        Setting(
+            "So is a node, earlier, whose link was silent for so long. A process may stand still for a shorter time, "
+            "by a second, and keeps its shards.",
+            1,
+            60,
+        ),
+    ] = 3.0
+    proof_s: Annotated[
+        float,
+        Setting(
+            "How long a commit proves that a shard is this node's. After a crash the next owner waits for so long.",
+            0.25,
+            2,
+        ),
+    ] = 1.5
     move_pause_s: Annotated[
         float, Setting("The least time between two shards that move for the sake of balance.", 0, 86_400)
     ] = 5.0
@@ -680,6 +696,60 @@ class Allowance(_Section, frozen=True):
     queues: str | list[str] = "*"
 
 
+class ZooKeeperSettings(_Section, frozen=True):
+    """How ZooKeeper is reached. See docs/zookeeper.md."""
+
+    hosts: Annotated[str, Setting("HOST:PORT of the servers, with commas between them.", flag="--zookeeper")] = (
+        "127.0.0.1:2181"
+    )
+    user: Annotated[
+        str, Setting("Who the nodes are (digest). Then nobody else may read or write what they make. Empty: anybody.")
+    ] = ""
+    password: Annotated[str | None, Setting("The user's password.", is_secret=True)] = None
+    password_env: Annotated[str | None, Setting("The environment variable that holds the password.")] = None
+    password_file: Annotated[str | None, Setting("The file that holds the password.")] = None
+    tls: Annotated[bool, Setting("Reach the servers by TLS, at their secure ports.")] = False
+    tls_ca: Annotated[
+        str | None, Setting("The file of the authority of the servers' certificates. None: those of the machine.")
+    ] = None
+    tls_certificate: Annotated[str | None, Setting("The file of the nodes' certificate, if servers ask for one.")] = (
+        None
+    )
+    tls_key: Annotated[str | None, Setting("The file of its key.")] = None
+    commit_timeout_s: Annotated[
+        float, Setting("How long a commit may take. Beyond, its shard is given up and opened again.", 1, 300)
+    ] = 15.0
+    shard_bytes_max: Annotated[
+        int,
+        Setting(
+            "How much the messages of a shard may take, in the memory of every server. What would be more is refused.",
+            1024 * 1024,
+            4 * 1024 * 1024 * 1024,
+        ),
+    ] = 64 * 1024 * 1024
+
+    def __repr__(self) -> str:
+        return f"ZooKeeperSettings({self.hosts!r})"
+
+    def open_password(self) -> str:
+        """The password, fetched from where it is kept; "" if there is none."""
+        secret = _kept_secret(self, "password", "[zookeeper]")
+        return "" if secret is None else secret.reveal()
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for address in self.hosts.split(","):
+            parse_address(address.strip(), "[zookeeper] hosts")
+        if bool(self.user) != bool(self.open_password()):
+            raise InvalidSettings("[zookeeper] user and password go together: give both, or neither")
+        if ":" in self.user:
+            raise InvalidSettings("[zookeeper] user: a user has no colon in its name")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidSettings("[zookeeper] tls_certificate and tls_key go together: give both, or neither")
+        if not self.tls and (self.tls_ca or self.tls_certificate):
+            raise InvalidSettings("[zookeeper] tls_ca and tls_certificate need tls = true")
+
+
 class CredentialSettings(_Section, frozen=True):
     """An access key: a `[[credentials]]` table. Without `allow` it may do everything."""
 
@@ -752,6 +822,7 @@ class Settings(_Section, frozen=True):
     events: EventSettings = EventSettings()
     cluster: ClusterSettings = ClusterSettings()
     kafka: KafkaSettings = KafkaSettings()
+    zookeeper: ZooKeeperSettings = ZooKeeperSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
 
@@ -814,6 +885,24 @@ class Settings(_Section, frozen=True):
             topic_properties=dict(kafka.topic_properties),
         )
 
+    def zookeeper_options(self) -> ZooKeeperOptions:
+        """What the store has to know of the cluster and of ZooKeeper."""
+        cluster, zookeeper = self.cluster, self.zookeeper
+        return ZooKeeperOptions(
+            hosts=zookeeper.hosts,
+            cluster=cluster.name,
+            shards=cluster.shards,
+            session_timeout_s=cluster.session_timeout_s,
+            commit_timeout_s=zookeeper.commit_timeout_s,
+            shard_bytes_max=zookeeper.shard_bytes_max,
+            user=zookeeper.user,
+            password=zookeeper.open_password(),
+            is_encrypted=zookeeper.tls,
+            tls_ca=zookeeper.tls_ca,
+            tls_certificate=zookeeper.tls_certificate,
+            tls_key=zookeeper.tls_key,
+        )
+
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
         for name in SECTIONS:
@@ -831,14 +920,12 @@ class Settings(_Section, frozen=True):
         self._check_events()
         self._check_queues()
         self._check_exposure()
-        if self.server.engine == "kafka":
-            _need_kafka_client()
-            if self.server.workers > 1:
-                raise InvalidSettings("[server] workers share a directory: with Kafka, start several nodes instead")
-            if self.server.data == MEMORY:
+        if self.server.engine in CLUSTER_CLIENTS:
+            _need_client(self.server.engine)
+            if self.server.engine == "kafka" and self.server.data == MEMORY:
                 raise InvalidSettings("[server] data: a node on Kafka needs a directory for what it caches")
             self.cluster.check()
-            self.kafka.check()
+            getattr(self, self.server.engine).check()
 
     def _check_nsq(self) -> None:
         nsq = self.nsq
@@ -928,13 +1015,16 @@ def is_account(text: str) -> bool:
     return len(text) == 12 and text.isdigit() and text.isascii()
 
 
-def _need_kafka_client() -> None:
-    try:
-        import confluent_kafka  # noqa: F401
-    except ImportError:
+CLUSTER_CLIENTS = {"kafka": ("Kafka", "confluent_kafka"), "zookeeper": ("ZooKeeper", "kazoo")}
+"""The engines of nodes that are some of many, the name of each, and the library that it needs."""
+
+
+def _need_client(engine: str) -> None:
+    name, library = CLUSTER_CLIENTS[engine]
+    if importlib.util.find_spec(library) is None:
         raise InvalidSettings(
-            "[server] engine is 'kafka', which needs Kafka's client: pip install 'penstock[kafka]'"
-        ) from None
+            f"[server] engine is {engine!r}, which needs {name}'s client: pip install 'penstock[{engine}]'"
+        )
 
 
 def events_config(events: EventSettings) -> QueueConfig:
@@ -969,7 +1059,9 @@ def _grant(allowance: Allowance) -> Grant:
     return Grant(tuple(queues), tuple(allowance.rights))
 
 
-def _kept_secret(settings: CredentialSettings | ClusterSettings, name: str, where: str) -> Secret | None:
+def _kept_secret(
+    settings: CredentialSettings | ClusterSettings | ZooKeeperSettings, name: str, where: str
+) -> Secret | None:
     """The secret that stands in the settings, in an environment variable, or in a file; None if none is given."""
     plain, variable, path = (getattr(settings, name + ending) for ending in ("", "_env", "_file"))
     given = sum(source is not None for source in (plain, variable, path))
@@ -988,11 +1080,15 @@ def _kept_secret(settings: CredentialSettings | ClusterSettings, name: str, wher
     return Secret(secret)
 
 
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 def _read_secret(path: Path, where: str) -> str:
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {error}") from None
+        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {_reason(error)}") from None
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
@@ -1036,7 +1132,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {error}") from None
+        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {_reason(error)}") from None
     return parse(text, os.fspath(path))
 
 
@@ -1074,6 +1170,8 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
             known = ", ".join(shape.__struct_fields__)
             near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
             guess = f", perhaps {near[0]!r} is meant" if near else ""
+            if key in GONE:
+                raise InvalidSettings(f"{name}: {where} {key} is gone: {GONE[key]}")
             raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")
         inner = _struct_in(hints[key])
         if inner is not None:

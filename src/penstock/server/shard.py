@@ -63,6 +63,7 @@ from penstock.core.commands import (
     Receive,
     Records,
     Send,
+    StageWork,
     Subscribe,
     TakeOutbox,
 )
@@ -334,10 +335,13 @@ class Shard:
         """
         assert step.changes is not None
         try:
-            self._commit(step.changes)
             if self._proof is None:
+                self._store.commit(step.changes)
+                self.broker.committed(step.changes)
+                self._lazy_since_ms = None
                 self._end(step)
             else:
+                self._commit(step.changes)
                 step.is_open = True
         except DiskFull as error:
             self._survive_full_disk(step, error)
@@ -491,7 +495,8 @@ class Shard:
                 if self._recorder is not None:
                     self._recorder.write(broker, now_ms, may_add=not self._full_until_ms)
                 broker.finish(now_ms)
-                step.woken = broker.take_woken() if broker.receiving.woken else []
+                receiving = broker.receiving
+                step.woken, receiving.woken = receiving.woken, []
                 return
             except _CallFailed as bug:
                 if self._is_for_another_store(bug.error):
@@ -559,7 +564,11 @@ class Shard:
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
-            if type(call.command) in _NOTED:
+            command = call.command
+            kind = type(command)
+            if kind is Receive:
+                command.ticket = None  # type: ignore[attr-defined]
+            elif kind in _NOTED:
                 self._note(call)
         step.answered += calls
         if step.woken:
@@ -863,7 +872,8 @@ class Shard:
             return self._full_until_ms if self._stands_still else 0
         if not (self._broker_is_good and self._store_is_good):
             return None
-        wake_ms = self.broker.next_deadline()
+        timers = self.broker.timers
+        wake_ms = timers[0][0] if timers else None
         if self._lazy_since_ms is not None:
             lazy_ms = self._lazy_since_ms + self._lazy_commit_ms
             wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
@@ -964,7 +974,7 @@ def _adds(command: Command) -> bool:
     """Whether a command makes the store larger."""
     if isinstance(command, TakeOutbox):
         return any(entry.chunk for entry in command.entries)
-    return isinstance(command, Send) or (isinstance(command, CommitWork) and bool(command.sends))
+    return isinstance(command, Send) or (isinstance(command, CommitWork | StageWork) and bool(command.sends))
 
 
 def _shortened(call: Call, broker: Broker, now_ms: int) -> Command:

@@ -100,8 +100,12 @@ def _credential(environment: Mapping[str, str]) -> list[CredentialSettings]:
     given = [name for name in (SECRET_KEY, SECRET_KEY_FILE) if environment.get(name)]
     if not access_key and not given:
         return []
-    if not access_key or len(given) != 1:
-        raise InvalidSettings(f"{ACCESS_KEY} needs one of {SECRET_KEY} and {SECRET_KEY_FILE}, and they need it")
+    if not access_key:
+        raise InvalidSettings(f"{given[0]} is set, and {ACCESS_KEY} is not: set both")
+    if not given:
+        raise InvalidSettings(f"{ACCESS_KEY} is set, and its secret is not: set {SECRET_KEY} or {SECRET_KEY_FILE}")
+    if len(given) > 1:
+        raise InvalidSettings(f"{SECRET_KEY} and {SECRET_KEY_FILE} are both set: set one of them")
     if given == [SECRET_KEY]:
         return [CredentialSettings(access_key, secret_key_env=SECRET_KEY)]
     return [CredentialSettings(access_key, secret_key_file=environment[SECRET_KEY_FILE])]
@@ -119,7 +123,7 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
     >>> list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_SERVICE_HOST": "10.0.0.1"}, Settings()))
     ['PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant']
     """
-    named = {settings.cluster.secret_env, *settings.kafka.properties_env.values()}
+    named = {settings.cluster.secret_env, settings.zookeeper.password_env, *settings.kafka.properties_env.values()}
     named |= set(_OF_CREDENTIALS)
     named |= {variable for each in settings.credentials for variable in (each.secret_key_env, each.token_env)}
     for name in sorted(environment):

@@ -22,13 +22,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter, sleep
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from penstock.core.broker import Broker
 from penstock.core.commands import (
@@ -101,6 +99,7 @@ _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
 _PATIENT_ACK_S = 0.01
 """How long an acknowledgement that is not urgent waits for something else to be committed with."""
+_NOT_PASSED_ON = "an answer could not be passed on"
 _MOMENT_S = 0.00001
 """What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
@@ -111,7 +110,10 @@ class _TaskCall(Call):
     __slots__ = ("future",)
 
     def __init__(self, command: Command, future: asyncio.Future[None]) -> None:
-        super().__init__(command)
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.parked_ms = 0
         self.future = future
 
     def settle(self) -> None:
@@ -126,7 +128,10 @@ class CallbackCall(Call):
     __slots__ = ("home", "number", "on_settled", "shard")
 
     def __init__(self, command: Command, on_settled: Callable[[Call], None], home: Any = None) -> None:
-        super().__init__(command)
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.parked_ms = 0
         self.on_settled = on_settled
         self.home = home
         """Who took it, for who has to withdraw it: an `AsyncShard`, or, with many shards, a place's own record."""
@@ -172,16 +177,20 @@ def _leading(calls: list[Call], kind: type[Command]) -> int:
     return next((at for at, call in enumerate(calls) if call.command.__class__ is not kind), len(calls))
 
 
+STOOD_STILL_S = 0.5
+"""A timer that comes so late was not kept waiting by work alone: the process stood still."""
+READ_FIRST_S = 0.05
+"""So long it reads before it ends the connection of somebody who seems to be silent."""
 HEALTH_S = 0.5
 """How long shards may take to answer whoever asks whether they do. Probes wait for a second, or for two."""
 
 
-class Unready(msgspec.Struct, frozen=True):
+class Unready(NamedTuple):
     """Shards that do not answer."""
 
-    unserved: list[int] = []
+    unserved: Sequence[int] = ()
     """Nobody has them."""
-    waiting: list[int] = []
+    waiting: Sequence[int] = ()
     """Their store takes its time: Kafka replaces a broker, or a disk is slow."""
     reason: str = ""
     """Why nothing should be sent here any more; "" if that is not so."""
@@ -208,6 +217,8 @@ class AsyncShard:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._timer_s = 0.0
+        """When it is due, by the loop's clock."""
         self._commit_delay = CommitDelay()
         self._callers: set[object] = set()
         """Who in the inbox may be waited for next time, and is worth waiting for now."""
@@ -229,7 +240,8 @@ class AsyncShard:
         self._arm()
 
     async def call(self, command: Command) -> Any:
-        call = self._submit(command)
+        call = _TaskCall(command, self._loop.create_future())
+        self.put(call)
         try:
             await call.future
         except asyncio.CancelledError:
@@ -259,7 +271,9 @@ class AsyncShard:
             self._step_late()
         else:
             self._is_urgent = True
-            self._step_soon()
+            if not self._busy:  # as `_step_soon`, which costs a call
+                self._busy = True
+                self._next_step = self._loop.call_soon(self._step)
 
     def withdraw(self, call: CallbackCall) -> None:
         call.on_settled = _ignore
@@ -366,11 +380,6 @@ class AsyncShard:
             self._idle.clear()
             await self._idle.wait()
 
-    def _submit(self, command: Command) -> _TaskCall:
-        call = _TaskCall(command, self._loop.create_future())
-        self.put(call)
-        return call
-
     def _withdraw(self, call: Call) -> None:
         """The receiver leaves. Messages that it may have been handed go back."""
         self.submit(CancelWait(ticket=call), lambda _: self._give_back(call))
@@ -433,6 +442,8 @@ class AsyncShard:
         if self._writing is not None:
             self._run_ahead()
             return
+        if self._timer is not None and self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self._stood_still()
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
@@ -578,7 +589,7 @@ class AsyncShard:
             try:
                 ticket.settle()
             except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-                log.exception("an answer could not be passed on")
+                log.exception(_NOT_PASSED_ON)
 
     def _tell(self, step: Step) -> None:
         """Tell the listeners what has come with a step."""
@@ -590,7 +601,11 @@ class AsyncShard:
     def _end(self, step: Step) -> None:
         if step.is_open:
             self.shard.finish(step)
-        self._settle(step.answered)
+        for ticket in step.answered:  # as `_settle`, which costs a call
+            try:
+                ticket.settle()
+            except Exception:
+                log.exception(_NOT_PASSED_ON)
         if step.events or step.outbox:
             self._tell(step)
         self._busy = False
@@ -612,8 +627,15 @@ class AsyncShard:
             self._timer.cancel()
         left_ms = max(0, at_ms - self.shard.clock.now_ms())
         self._timer_ms = at_ms
-        self._timer = self._loop.call_later(left_ms / 1_000, self._on_timer)
+        self._timer_s = self._loop.time() + left_ms / 1_000
+        self._timer = self._loop.call_at(self._timer_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        if self._loop.time() - self._timer_s > STOOD_STILL_S:
+            self._stood_still()
         self._timer = None
         self._step_soon()
+
+    def _stood_still(self) -> None:
+        """This process has not read the heartbeats that have come meanwhile."""
+        self.shard.broker.stood_still(self.shard.clock.now_ms())

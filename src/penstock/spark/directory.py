@@ -74,6 +74,8 @@ class DirectoryPlace:
                     f"queue {queue!r} has {at.partitions} partitions, and {self._path} holds one of them: read it from "
                     "the server (option url)"
                 )
+            now_ms = time.time() * 1_000
+            at.not_due = [span for span in at.not_due if span[2] > now_ms]
             found[Part(queue, 0)] = at
         return found
 

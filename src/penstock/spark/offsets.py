@@ -8,6 +8,11 @@ is committed; what is missing there was lost (retention, a purge), and what is m
 began. A queue with several partitions has an offset in each, and a list of what is kept:
 
     {"0": 120, "1": 281474976710700, "id": 7, "kept": [80, 281474976710656]}
+
+Messages that were sent with a delay, and were not due when the stream came past them, are in `delayed`, as runs from
+the first number to the one behind the last: `"delayed": [[100, 103]]`. They are read by a later batch. So what a batch
+reads follows from its two offsets alone: what lies between them and what was delayed before, without what is delayed
+after.
 """
 
 from __future__ import annotations
@@ -16,10 +21,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import DataLoss
 from penstock.spark.place import Part, Range
 
 Key = TypeVar("Key")
+Spans = tuple[tuple[int, int], ...]
+"""Runs of messages, in order and apart: first number, and the one behind the last."""
 _PARTITION_MESSAGES = 250_000
 _PARTITIONS_MAX = 64
 
@@ -31,18 +39,27 @@ class QueuePosition:
     offsets: tuple[int, ...]
     queue_id: int
     kept: tuple[int, ...]
+    delayed: Spans = ()
+    """What was passed before it was due, in order."""
 
     @classmethod
     def decode(cls, found: dict[str, Any]) -> QueuePosition:
         """Read what `encode` has made."""
         kept = found["kept"] if isinstance(found["kept"], list) else [found["kept"]]
         offsets = tuple(int(found[str(partition)]) for partition in range(len(kept)))
-        return cls(offsets, int(found["id"]), tuple(map(int, kept)))
+        delayed = tuple((int(first), int(stop)) for first, stop in found.get("delayed", ()))
+        return cls(offsets, int(found["id"]), tuple(map(int, kept)), delayed)
 
     def encode(self) -> dict[str, Any]:
         """The form in which Spark keeps it."""
         offsets = {str(partition): offset for partition, offset in enumerate(self.offsets)}
-        return offsets | {"id": self.queue_id, "kept": self.kept[0] if len(self.kept) == 1 else list(self.kept)}
+        kept = self.kept[0] if len(self.kept) == 1 else list(self.kept)
+        delayed = {"delayed": [list(span) for span in self.delayed]} if self.delayed else {}
+        return offsets | {"id": self.queue_id, "kept": kept} | delayed
+
+    def delayed_in(self, partition: int) -> Spans:
+        """What was passed before it was due, in one partition."""
+        return tuple(span for span in self.delayed if span[0] >> PARTITION_SHIFT == partition)
 
 
 @dataclass(frozen=True)
@@ -66,14 +83,23 @@ class StreamOffset:
         """The form in which Spark keeps it."""
         return {"channel": self.channel, "queues": {name: each.encode() for name, each in sorted(self.queues.items())}}
 
-    def moved(self, offsets: dict[Part, int]) -> StreamOffset:
-        """The same stream further on."""
+    def moved(self, offsets: dict[Part, int], delayed: dict[Part, Spans] | None = None) -> StreamOffset:
+        """The same stream further on. `delayed`: what it has passed that was not due; None: what it had passed."""
         now = self.offsets() | offsets
-        queues = {
-            name: replace(each, offsets=tuple(now[Part(name, number)] for number in range(len(each.offsets))))
-            for name, each in self.queues.items()
-        }
+        queues = {}
+        for name, each in self.queues.items():
+            parts = [Part(name, number) for number in range(len(each.offsets))]
+            spans = each.delayed if delayed is None else tuple(span for part in parts for span in delayed.get(part, ()))
+            queues[name] = replace(each, offsets=tuple(now[part] for part in parts), delayed=spans)
         return StreamOffset(self.channel, queues)
+
+    def done(self) -> dict[Part, int]:
+        """The offset in each partition before which everything is done: what was delayed is not."""
+        return {
+            Part(name, partition): min([offset, *(first for first, _ in each.delayed_in(partition))])
+            for name, each in self.queues.items()
+            for partition, offset in enumerate(each.offsets)
+        }
 
     def offsets(self) -> dict[Part, int]:
         """The offset in each partition of each queue."""
@@ -82,6 +108,53 @@ class StreamOffset:
             for name, each in self.queues.items()
             for partition, offset in enumerate(each.offsets)
         }
+
+
+def joined_spans(*spans: Spans) -> Spans:
+    """All that is in any of some runs.
+
+    >>> joined_spans(((1, 3), (7, 8)), ((3, 5),))
+    ((1, 5), (7, 8))
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(span for each in spans for span in each):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        elif first < stop:
+            found.append((first, stop))
+    return tuple(found)
+
+
+def without_spans(spans: Spans, holes: Spans) -> Spans:
+    """What is in some runs and not in others.
+
+    >>> without_spans(((1, 9),), ((2, 3), (5, 20)))
+    ((1, 2), (3, 5))
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in spans:
+        for low, high in holes:
+            if low < stop and high > first:
+                if low > first:
+                    found.append((first, low))
+                first = max(first, high)
+        if first < stop:
+            found.append((first, stop))
+    return tuple(found)
+
+
+def first_messages(spans: Spans, count: int) -> Spans:
+    """The first so many messages of some runs.
+
+    >>> first_messages(((1, 3), (7, 20)), 4)
+    ((1, 3), (7, 9))
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in spans:
+        if count > 0:
+            found.append((first, min(stop, first + count)))
+            count -= stop - first
+    return tuple(found)
 
 
 def share_out(available: dict[Key, int], total: int) -> dict[Key, int]:

@@ -19,7 +19,8 @@ from penstock.store.journal.kafka_options import RESERVED_PROPERTIES
 EARLIEST = -2
 LATEST = -1
 Start = int | dict[str, dict[int, int]]
-"""EARLIEST or LATEST for every queue, or an offset (or one of these) for each, by partition."""
+"""EARLIEST or LATEST for every queue, or an offset (or one of these) for each, by partition. EARLIEST - n: n before the
+latest."""
 
 _WHERE = ("url", "token", "caFile", "timeout")
 SOURCE_OPTIONS = (
@@ -368,7 +369,9 @@ def _offsets(given: _Given, option: str) -> Start | None:
         return None
     if text.lower() in ("earliest", "latest"):
         return EARLIEST if text.lower() == "earliest" else LATEST
-    found = _json(text, option, 'earliest, latest or {"orders": {"0": 120}}')
+    if (before := re.fullmatch(r"latest\s*-\s*(\d{1,18})", text.strip().lower())) is not None:
+        return EARLIEST - int(before[1]) if int(before[1]) else LATEST
+    found = _json(text, option, 'earliest, latest, latest-10 or {"orders": {"0": 120}}')
     for name, partitions in found.items():
         if not isinstance(partitions, dict) or not partitions or not all(starmap(_is_offset, partitions.items())):
             raise InvalidOption(

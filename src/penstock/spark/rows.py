@@ -36,7 +36,7 @@ from penstock.core.storage.changes import Buffer
 from penstock.core.storage.chunk import BinaryColumn, Chunk, Section
 from penstock.spark.errors import InvalidOption, InvalidRow, ServerFailed
 from penstock.spark.server import Connection
-from penstock.wire.pieces import CONTENT_TYPE, Target, encode_section
+from penstock.wire.pieces import CONTENT_TYPE, Target, encode_section, stand_in_id
 
 COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
 DEAD_COLUMNS = ("deadOrigin", "deadReason", "attempts", "history")
@@ -223,7 +223,7 @@ def _origin(row: dict[str, Any]) -> Origin:
         )
         for each in history
     ]
-    identity = told["id"] or str(uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{queue}/{offset}"))
+    identity = told["id"] or stand_in_id(queue, offset)
     sent_ms = _ms(row.get("timestamp"), now_ms)
     return Origin(identity, queue, channel, offset, sent_ms, row.get("attempts") or len(failures), 0, failures)
 

@@ -32,10 +32,21 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.core.commands import MAIN, Offsets
+from penstock.core.commands import MAIN, NOT_DUE_MAX, Offsets
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed, plain_errors
-from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
+from penstock.spark.offsets import (
+    LossCheck,
+    QueuePosition,
+    Spans,
+    StreamOffset,
+    cut_ranges,
+    data_loss,
+    first_messages,
+    joined_spans,
+    share_out,
+    without_spans,
+)
 from penstock.spark.options import DEFAULT_BYTES_PER_TRIGGER, EARLIEST, LATEST, SourceOptions, Start
 from penstock.spark.place import Part, Place, Range, open_place
 
@@ -44,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.spark")
 
+DUE_PER_TRIGGER = 250_000
+"""How many delayed messages that are due come into one batch, if only its bytes are limited."""
 ROWS_MIN = 4_096
 """Smaller batches are joined: each one costs Spark some time."""
 
@@ -314,6 +327,8 @@ def resolve(start: Start, at: Offsets, what: str) -> int:
         return at.first
     if wanted == LATEST:
         return at.end
+    if wanted < EARLIEST:
+        return max(at.first, at.end + wanted - EARLIEST)
     if wanted > at.end:
         raise InvalidOption(f"{what} gives queue {at.queue!r} {wanted}, and its end is {at.end}")
     return wanted
@@ -519,18 +534,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = {part.queue for part in found}
         at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in there})
         self._keep(at)
-        ends = {
-            part: each.end if self._target is None else min(each.end, self._target.get(part, 0))
-            for part, each in found.items()
-        }
+        ends = {part: self._end(part, each) for part, each in found.items()}
         self._ends = at.moved({part: each.end for part, each in found.items()})
         if self._waits(at, ends):
             self._planned = at
             return at.encode()
-        self._planned = at.moved(self._limited(at.offsets(), ends, limit))
-        if self._planned.offsets() != at.offsets():
+        self._planned = self._plan(at, found, ends, limit)
+        if self._planned != at:
             self._batch_s = time.monotonic()
         return self._planned.encode()
+
+    def _end(self, part: Part, at: Offsets) -> int:
+        """How far a partition can be read now."""
+        end = at.end if self._target is None else min(at.end, self._target.get(part, 0))
+        return min(end, at.not_due[-1][1]) if len(at.not_due) >= NOT_DUE_MAX else end  # it tells of no more
+
+    def _plan(
+        self, at: StreamOffset, found: dict[Part, Offsets], ends: dict[Part, int], limit: ReadLimit
+    ) -> StreamOffset:
+        """The next batch: what was delayed and is due now, and then what is new, without what is not due."""
+        room: int | None = None
+        if not isinstance(limit, ReadAllAvailable):
+            room = min(self.options.max_offsets or DUE_PER_TRIGGER, getattr(limit, "max_rows", DUE_PER_TRIGGER))
+        waiting: dict[Part, Spans] = {}
+        taken = 0
+        for part, now in found.items():
+            before = at.queues[part.queue].delayed_in(part.partition)
+            due = without_spans(before, tuple((first, stop) for first, stop, _ in now.not_due))
+            due = due if room is None else first_messages(due, room - taken)
+            taken += sum(stop - first for first, stop in due)
+            waiting[part] = without_spans(before, due)
+        offsets = self._limited(at.offsets(), ends, limit, taken)
+        for part, now in found.items():
+            new = [(max(first, at.offsets()[part]), min(stop, offsets[part])) for first, stop, _ in now.not_due]
+            waiting[part] = joined_spans(waiting[part], tuple(span for span in new if span[0] < span[1]))
+        return at.moved(offsets, waiting)
 
     def _waits(self, at: StreamOffset, ends: dict[Part, int]) -> bool:
         """Whether a batch is put off until there are enough messages for it."""
@@ -580,7 +618,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.fail_on_data_loss:
             raise data_loss(what)
 
-    def _limited(self, starts: dict[Part, int], ends: dict[Part, int], limit: ReadLimit) -> dict[Part, int]:
+    def _limited(self, starts: dict[Part, int], ends: dict[Part, int], limit: ReadLimit, taken: int) -> dict[Part, int]:
+        """How far a batch goes that has some messages already."""
         ends = {part: max(end, starts[part]) for part, end in ends.items()}
         options = self.options
         max_rows, max_bytes = options.max_offsets, options.max_bytes
@@ -590,7 +629,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_rows = min(limit.max_rows, max_rows or limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
             max_bytes = min(limit.max_bytes, max_bytes or limit.max_bytes)
+        if max_rows is not None and taken >= max_rows:
+            return starts
         if max_rows is not None:
+            max_rows -= taken
             shares = share_out({part: end - starts[part] for part, end in ends.items()}, max_rows)
             ends = {part: starts[part] + share for part, share in shares.items()}
         if max_bytes is not None:
@@ -634,9 +676,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, position in stop.queues.items():
             before = begin.queues.get(name)
             firsts = self._first_of_new(name, position) if before is None else before.offsets
-            for first, end_offset, kept in zip(firsts, position.offsets, position.kept, strict=True):
-                if end_offset > first:
-                    ranges.append(Range(name, first, end_offset, kept, self.place.has_kafka_log))
+            for partition, (first, end_offset) in enumerate(zip(firsts, position.offsets, strict=True)):
+                earlier = () if before is None else before.delayed_in(partition)
+                wanted = joined_spans(earlier, ((first, end_offset),))
+                kept, has_log = position.kept[partition], self.place.has_kafka_log
+                for low, high in without_spans(wanted, position.delayed_in(partition)):
+                    ranges.append(Range(name, low, high, kept, has_log))
         options = self.options
         return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
@@ -659,7 +704,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledge(StreamOffset.decode(end))
 
     def _acknowledge(self, at: StreamOffset) -> None:
-        new = {part: offset for part, offset in at.offsets().items() if self._acked.get(part) != offset}
+        new = {part: offset for part, offset in at.done().items() if self._acked.get(part) != offset}
         if not self._commits or not new:
             return
         try:

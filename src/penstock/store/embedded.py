@@ -45,7 +45,7 @@ from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, restrict
-from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
+from penstock.store.lock import DirectoryLock, cannot_open, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
@@ -164,7 +164,9 @@ class EmbeddedStore:
         self._replayed_bytes_max = replayed_bytes_max
         self._journal = journal
         self._table = table
-        self._options = options or StoreOptions()
+        self._options = options = options or StoreOptions()
+        self._due_from_bytes = min(options.apply_live_bytes, options.apply_written_bytes, options.apply_dead_bytes)
+        """With less than this in the newest layer, nothing can be due."""
         self._disk = disk
         self._directory = directory
         self._directory_lock = lock
@@ -252,7 +254,7 @@ class EmbeddedStore:
                 self._first_commit_at = time.monotonic()
             newest.absorb(changes, position)
             self._stats.commits += 1
-            due = self._is_due(newest)
+            due = newest.live_bytes + newest.written_bytes >= self._due_from_bytes and self._is_due(newest)
             if first or due:
                 self._changed.notify_all()
         if ahead is not None and ahead.lanes and (changes.chunks or changes.dropped):
@@ -534,8 +536,8 @@ def open_store(
     """
     if (Path(directory) / CLUSTER_NAME).exists():
         raise StoreError(
-            f"{directory} is shared by the processes of `penstock serve --workers`, and is no store by itself: "
-            "serve it with --workers, and talk to the server"
+            f"{directory} has several shards, and is no store by itself: serve it (penstock serve --data), and talk to "
+            "the server"
         )
     if read_only:
         return StoreView(Path(directory), disk=disk)
@@ -608,4 +610,4 @@ def _cannot_open(directory: Path, error: OSError) -> StoreError:
     if error.errno == errno.EIO:
         path = error.filename or directory
         return DiskFailed(f"{path} cannot be read ({error.strerror}): look at the disk. Nothing was changed.")
-    return StoreError(f"cannot open {directory}: {error}")
+    return StoreError(cannot_open(directory, error))

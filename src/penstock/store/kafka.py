@@ -95,10 +95,6 @@ class KafkaStore(ReadThrough):
         fenced_s = self._journal.fenced_s
         return 0.0 if fenced_s is None else time.monotonic() - fenced_s
 
-    def apply_now(self) -> None:
-        """Bring the cache up to the last commit."""
-        self._store.apply_now()
-
     def close(self, *, apply: bool = True) -> None:
         """Bring the cache up to date, and let go. The shard stays ours until somebody else takes it."""
         self._store.close(apply=apply)
@@ -112,10 +108,12 @@ def open_kafka(
     topics: LogTopics | None = None,
     store_options: StoreOptions | None = None,
     disk: Disk | None = None,
+    check_chunk: Callable[[bytes], object] | None = None,
 ) -> KafkaStore:
     """Take a shard over, from whoever has it, and bring its cache in `directory/shard-<n>` up to date.
 
     `topics` is what `prepare_topics` said; without it, the topics are looked at again, and made if they are absent.
+    `check_chunk` raises `ChunkDamaged` for a chunk that is not whole: then the cache is made anew, from Kafka.
     """
     assert 0 <= shard < options.shards, f"there is no shard {shard}"
     home = Path(directory) / f"shard-{shard}"
@@ -125,6 +123,7 @@ def open_kafka(
     disk = disk or RealDisk()
     disk.make_directory(home)
     opening = _Opening(options, topics, shard, home, store_options or StoreOptions(), disk)
+    opening.check_chunk = check_chunk
     with contextlib.ExitStack() as opened:
         lock = DirectoryLock(home)
         opened.callback(lock.release)
@@ -152,6 +151,7 @@ class _Opening:
         self._store_options = store
         self._disk = disk
         self._is_damaged = False
+        self.check_chunk: Callable[[bytes], object] | None = None
 
     def open_again(self, lock: DirectoryLock) -> KafkaStore:
         """Open with an empty cache; what is wrong now is wrong with the log."""
@@ -207,7 +207,7 @@ class _Opening:
 
     def _made_table(self) -> SqliteTable:
         self._is_damaged = False
-        return SqliteTable(self._home / TABLE_NAME, on_damage=self._mark_damaged)
+        return SqliteTable(self._home / TABLE_NAME, on_damage=self._mark_damaged, check_chunk=self.check_chunk)
 
     def _mark_damaged(self) -> None:
         """The table is damaged: whoever opens the shard next makes it anew."""

@@ -90,7 +90,15 @@ def lock_for_node(directory: Path) -> DirectoryLock:
         directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         return DirectoryLock(directory, "Each node needs a data directory of its own: give another one.")
     except OSError as error:
-        raise StoreError(f"cannot open {directory}: {error}") from error
+        raise StoreError(cannot_open(directory, error)) from error
+
+
+def cannot_open(directory: Path, error: OSError) -> str:
+    """Why, in words."""
+    for each in (directory, *directory.parents):
+        if each.is_file():
+            return f"{each} is a file: name a directory"
+    return f"cannot open {directory}: {error.strerror or error}"
 
 
 def refuse_messages(directory: Path) -> None:

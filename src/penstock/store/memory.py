@@ -80,13 +80,5 @@ class MemoryStore:
         """Memory is not looked over."""
         return []
 
-    def copy(self) -> MemoryStore:
-        """Another store with the same content, as if this one were opened again."""
-        twin = MemoryStore()
-        with self._lock:
-            _change(twin._chunks, twin._chunk_keys, self._chunks)
-            _change(twin._records, twin._record_keys, self._records)
-        return twin
-
     def close(self) -> None:
         """Nothing to let go of: the content stays as long as the object."""

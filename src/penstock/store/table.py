@@ -321,10 +321,18 @@ class SqliteTable:
     """The table of an embedded store, open for writing."""
 
     def __init__(
-        self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES, on_damage: Callable[[], None] | None = None
+        self,
+        path: Path,
+        *,
+        kept_free_bytes: int = KEPT_FREE_BYTES,
+        on_damage: Callable[[], None] | None = None,
+        check_chunk: Callable[[bytes], object] | None = None,
     ) -> None:
-        """`on_damage` is for a table that is a cache: called, in any thread, when that turns out to be damaged."""
+        """`on_damage` is for a table that is a cache: called, in any thread, when that turns out to be damaged. What
+        is cached can be had again: `check_chunk` looks at what is read, and raises `ChunkDamaged` if it is not whole.
+        """
         self._path = path
+        self._check_chunk = check_chunk or (lambda chunk: None)
         self._is_cache = on_damage is not None
         self._on_damage = on_damage or (lambda: None)
         self._kept_free_bytes = kept_free_bytes
@@ -660,11 +668,13 @@ class SqliteTable:
     def read_chunk(self, key: bytes) -> bytes:
         with self._reads() as reads:
             try:
-                return reads.read_chunk(key)
+                chunk = reads.read_chunk(key)
+                self._check_chunk(chunk)
+                return chunk
             except ChunkDamaged as error:
                 if not self._is_cache:
                     raise
-                self._on_damage()  # what is cached can be had again
+                self._on_damage()
                 raise StoreDamaged(f"table {self._path} is damaged ({error})") from error
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:

@@ -1,10 +1,10 @@
 """The ZooKeeper engine: a shard's chunks and records are znodes, and its owner has a copy of them in memory.
 
-    /penstock/<cluster>/shards/<n>                {"format": 1}
-    /penstock/<cluster>/shards/<n>/owner          who writes the shard; its version is the fence
-    /penstock/<cluster>/shards/<n>/chunks/<key>   a chunk; what is beyond one znode's size is in children 0001, 0002 ...
-    /penstock/<cluster>/shards/<n>/records/<key>  a state record, in the same way
-    /penstock/<cluster>/shards/<n>/redo           a large commit that is under way
+    /penstock/<cluster>/<shard>                {"format": 1}
+    /penstock/<cluster>/<shard>/owner          who writes the shard; its version is the fence
+    /penstock/<cluster>/<shard>/chunks/<key>   a chunk; what is beyond one znode's size is in children 0001, 0002 ...
+    /penstock/<cluster>/<shard>/records/<key>  a state record, in the same way
+    /penstock/<cluster>/<shard>/redo           a large commit that is under way
 
 A commit is one transaction of ZooKeeper (`multi`). Its first operation replaces the data of `owner`, if the version is
 still the one that this store wrote last; so the version changes with every commit, and
@@ -19,8 +19,12 @@ piece; then one small transaction creates `redo/commit`. From that moment on it 
 in several transactions, and `redo` is emptied. Whoever opens a shard and finds `redo/commit` makes the changes (again:
 they are absolute, so twice is as good as once); pieces without `redo/commit` are of a commit that never was.
 
-Safety does not lean on sessions: only on the version. So a session that ends while nobody else wants the shard does no
-harm. Reads never ask ZooKeeper. Everything is in the memory of the owner, as it is in that of ZooKeeper itself:
+A node has a session: an ephemeral znode that goes when ZooKeeper has not heard of the node for the session timeout
+(`cluster/membership/zookeeper.py`). Its commits check that it is still there. So when a session has run out, nothing
+was committed for a while, and nothing more will be: whoever takes the shard over knows by `owner` whose session it was,
+and need not wait (`fenced_ago_s`). Without a session, safety leans on the version alone.
+
+Reads never ask ZooKeeper. Everything is in the memory of the owner, as it is in that of ZooKeeper itself:
 `shard_bytes_max` says how much that may be.
 """
 
@@ -76,6 +80,12 @@ OPERATION_BYTES = 96
 _CHUNK_FIELDS = (8, 4, 8, 8, 4, 4, 8)
 _ALL = 1 << 60
 
+QUIET_S = 2.5
+"""How long before its end a session that has run out committed last, at the least. Whoever ends a session has to wait
+for as long since it opened a shard."""
+QUIET_SHARE = 0.75
+"""Of a session timeout: servers tell each other a little later whom they have heard of."""
+
 DOUBTFUL = (
     ConnectionLoss,
     ConnectionClosedError,
@@ -87,6 +97,8 @@ DOUBTFUL = (
 """After one of these nobody knows whether a request was done."""
 
 log = logging.getLogger("penstock.zookeeper")
+_client_log = logging.getLogger("penstock.zookeeper.client")
+_client_log.setLevel(logging.INFO)  # below, kazoo writes every request as it is: passwords, and messages
 _Result = TypeVar("_Result")
 
 
@@ -103,7 +115,11 @@ def connect(options: ZooKeeperOptions) -> KazooClient:
         command_retry=KazooRetry(max_tries=5, delay=0.1, max_delay=1.0),
         auth_data=[("digest", f"{options.user}:{options.password}")] if options.user else None,
         default_acl=[*CREATOR_ALL_ACL] if options.user else None,
-        logger=log,
+        use_ssl=options.is_encrypted,
+        ca=options.tls_ca,
+        certfile=options.tls_certificate,
+        keyfile=options.tls_key,
+        logger=_client_log,
     )
     try:
         client.start(CONNECT_S)
@@ -229,13 +245,39 @@ def part_path(path: str, number: int) -> str:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
+class NodeSession(NamedTuple):
+    """The session of the node that a shard is opened for: an ephemeral znode, and how long it outlives silence."""
+
+    path: str
+    timeout_ms: int
+
+
+class _Owner(msgspec.Struct):
+    """What `owner` holds."""
+
+    opened: str = ""
+    """Which opening: nobody else's has the same."""
+    commit: int = 0
+    session: str = ""
+    timeout_ms: int = 0
+
+
 class ZooKeeperStore(ReadThrough):
     """A shard's store in ZooKeeper. `open_zookeeper` makes one."""
 
     _store: MemoryStore
 
-    def __init__(self, client: KazooClient, options: ZooKeeperOptions, shard: int, *, closes: bool = False) -> None:
+    def __init__(
+        self,
+        client: KazooClient,
+        options: ZooKeeperOptions,
+        shard: int,
+        session: NodeSession | None = None,
+        *,
+        closes: bool = False,
+    ) -> None:
         self._client = client
+        self._session = session
         self._options = options
         self._shard = shard
         self._closes = closes
@@ -249,14 +291,15 @@ class ZooKeeperStore(ReadThrough):
         self._failed: CommitFailed | None = None
         self._store = MemoryStore()
         self._lay_out()
-        self._take_over()
-        self._fenced_s = time.monotonic()
+        quiet_s = self._take_over()
+        self._fenced_s = time.monotonic() - quiet_s
         self._load()
         self._finish_commit()
 
     @property
     def fenced_ago_s(self) -> float:
-        """How many seconds ago, at least, everybody else was fenced. While the machine sleeps this stands still."""
+        """How many seconds ago, at least, everybody else has committed last. While the machine sleeps this stands
+        still."""
         return time.monotonic() - self._fenced_s
 
     # -- opening --
@@ -276,22 +319,31 @@ class ZooKeeperStore(ReadThrough):
                 f"{self._path} in ZooKeeper has format {found}, and this program knows {FORMAT}: update it"
             )
 
-    def _take_over(self) -> None:
-        """Write `owner`: from then on nobody else's commit succeeds."""
+    def _take_over(self) -> float:
+        """Write `owner`: from then on nobody else's commit succeeds. Returns for how long nobody's has, as we know."""
         deadline_s = time.monotonic() + self._options.commit_timeout_s
+        quiet_s = 0.0
         while time.monotonic() < deadline_s:
             try:
                 self._client.sync(self._owner)
                 data, found = self._client.get(self._owner)
                 if self._is_own(data):
                     self._version = found.version
-                    return
+                    return quiet_s
+                quiet_s = self._quiet_s(data)
                 self._client.set(self._owner, self._mark(), found.version)
             except (BadVersionError, *DOUBTFUL):  # somebody was faster, or it is not known: look again
                 time.sleep(PAUSE_S)
         raise LogUnavailable(
             f"shard {self._shard} could not be taken over: ZooKeeper at {self._options.hosts} is silent"
         )
+
+    def _quiet_s(self, former: bytes) -> float:
+        """For how long the former owner has not committed: not at all for some time, if its session has run out."""
+        owner = msgspec.json.decode(former, type=_Owner)
+        if not owner.session or self._client.exists(owner.session) is not None:
+            return 0.0
+        return min(QUIET_S, owner.timeout_ms / 1_000 * QUIET_SHARE)
 
     def _load(self) -> None:
         changes = Changes()
@@ -447,7 +499,10 @@ class ZooKeeperStore(ReadThrough):
 
     def _mark(self) -> bytes:
         """What `owner` holds after the next transaction: nobody else ever writes the same."""
-        return msgspec.json.encode({"opened": self._opening, "commit": self._version + 1})
+        owner = _Owner(self._opening, self._version + 1)
+        if self._session is not None:
+            owner.session, owner.timeout_ms = self._session.path, self._session.timeout_ms
+        return msgspec.json.encode(owner)
 
     def _is_own(self, data: bytes) -> bool:
         return data == self._mark()
@@ -464,12 +519,14 @@ class ZooKeeperStore(ReadThrough):
                 if not errors:
                     self._version = 0 if self._version >= VERSION_MAX else self._version + 1
                     return
+                if is_doubtful and self._was_done(mark):
+                    return
+                if self._session is not None and isinstance(results.pop(0), NoNodeError):
+                    raise ShardFenced(f"shard {self._shard} is free: this node's session with ZooKeeper is over")
                 if not isinstance(results[0], BadVersionError | NoNodeError):
                     telling = (each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency))
                     error = next(telling, errors[0])
                     raise CommitFailed(f"ZooKeeper refused a commit of shard {self._shard}: {said(error)}") from error
-                if is_doubtful and self._was_done(mark):
-                    return
                 raise ShardFenced(f"somebody else has shard {self._shard} now")
             except DOUBTFUL as error:
                 is_doubtful = True
@@ -482,6 +539,8 @@ class ZooKeeperStore(ReadThrough):
 
     def _send(self, mark: bytes, operations: list[Operation], deadline_s: float) -> list[Any]:
         transaction = self._client.transaction()
+        if self._session is not None:
+            transaction.check(self._session.path, -1)
         if self._version >= VERSION_MAX:
             transaction.delete(self._owner, self._version)
             transaction.create(self._owner, mark)
@@ -513,12 +572,17 @@ class ZooKeeperStore(ReadThrough):
             disconnect(self._client)
 
 
-def open_zookeeper(options: ZooKeeperOptions, shard: int, client: KazooClient | None = None) -> ZooKeeperStore:
-    """Take a shard over, from whoever has it, and read it. With a client, that is used, and left open at the end."""
+def open_zookeeper(
+    options: ZooKeeperOptions, shard: int, client: KazooClient | None = None, session: NodeSession | None = None
+) -> ZooKeeperStore:
+    """Take a shard over, from whoever has it, and read it. With a client, that is used, and left open at the end.
+
+    With a session, which is the client's, commits succeed only while that lasts.
+    """
     assert 0 <= shard < options.shards, f"there is no shard {shard}"
     connected = client or connect(options)
     try:
-        return ZooKeeperStore(connected, options, shard, closes=client is None)
+        return ZooKeeperStore(connected, options, shard, session, closes=client is None)
     except BaseException as error:
         if client is None:
             disconnect(connected)

@@ -15,7 +15,7 @@ class ZooKeeperOptions:
     >>> ZooKeeperOptions("127.0.0.1:2181", "demo", password="hidden")
     ZooKeeperOptions('127.0.0.1:2181', cluster='demo', shards=16)
     >>> ZooKeeperOptions("127.0.0.1:2181", "demo").shard_path(3)
-    '/penstock/demo/shards/3'
+    '/penstock/demo/3'
     """
 
     hosts: str
@@ -29,6 +29,13 @@ class ZooKeeperOptions:
     password: str = ""
     """With the user's name: digest authentication. Then nobody else may read or write the cluster's znodes."""
 
+    is_encrypted: bool = False
+    """Whether the servers are reached by TLS."""
+    tls_ca: str | None = None
+    """The file of the authority that the servers' certificates are of; None: the machine's authorities."""
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
     def __repr__(self) -> str:
         return f"ZooKeeperOptions({self.hosts!r}, cluster={self.cluster!r}, shards={self.shards})"
 
@@ -39,4 +46,4 @@ class ZooKeeperOptions:
 
     def shard_path(self, shard: int) -> str:
         """A shard's znode."""
-        return f"{self.path}/shards/{shard}"
+        return f"{self.path}/{shard}"

@@ -13,6 +13,7 @@ another one. So `Frames` follows where frames begin and end in all bytes that co
 from __future__ import annotations
 
 import os
+from typing import Final
 
 try:
     from websockets.speedups import apply_mask
@@ -26,6 +27,9 @@ _SHORT_BYTES_MAX = 0xFFFF
 """Longer frames mostly come in pieces, and go the long way."""
 _HEAD_BYTES = 2
 _ALL = 1 << 62
+SHORT_HEADS: Final = [bytes((_BINARY, length)) for length in range(_TWO_MORE)]
+"""What comes before short payloads, by their length."""
+_SHORT_MASKED: Final = [bytes((_BINARY, _MASKED | length)) for length in range(_TWO_MORE)]
 
 
 def binary_frame(payload: bytes) -> bytes:
@@ -39,8 +43,9 @@ def binary_frame(payload: bytes) -> bytes:
 
 def masked_frame(payload: bytes) -> bytes:
     """A frame as a client sends it, under a mask that nobody can foresee."""
-    mask = os.urandom(4)
-    return frame_head(len(payload), _MASKED) + mask + apply_mask(payload, mask)
+    mask, length = os.urandom(4), len(payload)
+    head = _SHORT_MASKED[length] if length < _TWO_MORE else frame_head(length, _MASKED)
+    return head + mask + apply_mask(payload, mask)
 
 
 def frame_head(length: int, masked: int = 0) -> bytes:

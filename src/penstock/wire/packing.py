@@ -50,7 +50,7 @@ def _pack_delivery(delivery: Delivery, receipt_key: bytes) -> tuple[Any, ...]:
         delivery.channel_id,
         delivery.received_ms,
         delivery.deadline_ms,
-        [_pack_run(run) for run in delivery.runs],
+        list(map(_pack_run, delivery.runs)),
         receipt_key,
     )
 

@@ -341,16 +341,6 @@ def outgoing(command: Command) -> Command:
     return command
 
 
-def incoming(command: Command) -> Command:
-    """A command as the core knows it; `InvalidRequest` for what cannot be one."""
-    if isinstance(command, Send):
-        return _incoming_send(command)
-    if isinstance(command, CommitWork):
-        sends = [_incoming_send(send) for send in command.sends]
-        return commands.CommitWork(acks=command.acks, sends=sends, mark=command.mark, once=command.once)
-    return command
-
-
 def _outgoing_release(release: commands.Release) -> commands.Release:
     """Errors name files, and a file's name may be no text: that must not keep its message from being released."""
     if not isinstance(release.error, str) or release.error.isascii():
@@ -397,6 +387,15 @@ def _incoming_send(send: Send) -> commands.Send:
         create=send.create,
         once=send.once,
     )
+
+
+def _incoming_work(work: CommitWork) -> commands.CommitWork:
+    sends = [_incoming_send(send) for send in work.sends]
+    return commands.CommitWork(acks=work.acks, sends=sends, mark=work.mark, once=work.once)
+
+
+INCOMING: dict[type[Command], Callable[[Any], Command]] = {Send: _incoming_send, CommitWork: _incoming_work}
+"""Makes commands of the core of those that travel in another form; `InvalidRequest` for what cannot be one."""
 
 
 def _unpacked(data: bytes, lengths: bytes | None, is_plain: bool) -> list[bytes] | PackedBodies:

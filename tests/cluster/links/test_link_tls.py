@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,26 +18,12 @@ from penstock.cluster.links.settings import LinkIdentity, LinkLimits, LinkTls, l
 from penstock.core.commands import Receive, Send
 from penstock.server.settings import ClusterSettings, InvalidSettings
 from penstock.wire.links import LinkRefused
+from tests.certificates import make_authority, make_certificate
 from tests.client.lossy import LossyProxy
 from tests.cluster.links.linking import SECRET, ask, bodies, in_loop, make_host
 
 BODY = b"nobody reads this on the way " * 1_000
 IMPATIENT = LinkLimits(retry_timeout_s=0.5)
-_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-
-
-def _openssl(directory: Path, arguments: str) -> None:
-    subprocess.run(["openssl", *arguments.split()], cwd=directory, check=True, capture_output=True)
-
-
-def _authority(directory: Path, name: str) -> None:
-    _openssl(directory, f"req -x509 {_KEY} -days 2 -subj /CN={name} -keyout {name}.key -out {name}.pem")
-
-
-def _certificate(directory: Path, name: str, authority: str) -> None:
-    _openssl(directory, f"req {_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
-    signed = f"x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial"
-    _openssl(directory, f"{signed} -days 2 -out {name}.pem")
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +31,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two authorities; nodes a and b of the one, a stranger of the other."""
     directory = tmp_path_factory.mktemp("certificates")
     for authority in ("ours", "theirs"):
-        _authority(directory, authority)
+        make_authority(directory, authority)
     for name, authority in (("a", "ours"), ("b", "ours"), ("stranger", "theirs")):
-        _certificate(directory, name, authority)
+        make_certificate(directory, name, authority)
     return directory
 
 

@@ -120,6 +120,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.RecallWork(mark=("name", 7)), commands.AlreadyDone("name", 7)),
     (commands.RecallWork(), None),
     (commands.LastMark(name="name"), -1),
+    (commands.StageWork(name="name", sends=[SEND], stage=3, send_shards=[1]), commands.Staged(3, "it is FIFO")),
     (commands.ReadOutbox(target=3, after=4, limit_bytes=5), ENTRIES),
     (commands.ForgetOutbox(target=3, up_to=4), 5),
     (commands.TallyQueues(after="a", limit=2), [commands.QueueTally("b", 1, 5, 3, 30, 0, 1, 1, 1, 9, 4, 1, 1)]),

@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.membership.kafka import make_partitions_topic
 from penstock.cluster.membership.ledger import LoadRecord, encode
-from penstock.cluster.membership.membership import make_partitions_topic
 from penstock.server.settings import parse
 from penstock.store.errors import LogUnsafe
 from tests.cluster.nodes import ThreadNode, settings_text, thread_node

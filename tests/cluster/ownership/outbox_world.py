@@ -23,6 +23,7 @@ from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.partition import partition_of
 from penstock.core.storage.chunk import Chunk
 from penstock.store.memory import MemoryStore
+from tests.store.in_memory import twin_of
 
 SHARDS = 3
 ENTROPY = bytes(range(64))
@@ -326,7 +327,7 @@ class World:
         """Another owner: the former one goes on forwarding, over what it knows, and can commit nothing."""
         node = self._any()
         self.zombies = [*self.zombies[-SHARDS:], node.broker]
-        node.store = node.store.copy()
+        node.store = twin_of(node.store)
         node.open()
         self._start_missing()
 

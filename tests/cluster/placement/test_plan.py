@@ -17,7 +17,7 @@ from penstock.cluster.membership.ledger import (
     ShardRecord,
     encode,
 )
-from penstock.cluster.placement.controller import Controller
+from penstock.cluster.placement.kafka import kafka_controller
 from penstock.cluster.placement.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
 
@@ -183,7 +183,7 @@ def test_a_backlog_that_nobody_consumes_is_no_load() -> None:
     records["load/a"] = LoadRecord(at_ms=0, shards=dead_letters)
     for offset, (key, record) in enumerate(records.items()):
         ledger.apply(offset, key, encode(record))
-    controller = Controller(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), "b", ledger, 3.0, COOL_DOWN_S)
+    controller, _ = kafka_controller(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), "b", ledger, 3.0, COOL_DOWN_S)
     shards = [controller._shard_load(number) for number in range(16)]
     assert plan([Member("a"), Member("b")], shards, {}, 1e6, COOL_DOWN_S) == {}
 
@@ -206,8 +206,8 @@ def test_a_shard_that_its_owner_could_not_open_goes_to_another_node_however_busy
     for offset, (key, record) in enumerate(records.items()):
         ledger.apply(offset, key, encode(record))
     options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
-    controller = Controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
-    controller._members, controller._asked_s = {"a", "b"}, 0.0
+    controller, liveness = kafka_controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
+    liveness.presume("ab", 0.0)
     written: dict[str, Record] = {}
     controller._write = written.update  # type: ignore[method-assign, assignment]
     controller._decide(0.0)

@@ -43,6 +43,7 @@ from penstock.store.memory import MemoryStore
 from tests.cluster.routing.test_router import SHARDS, bodies, names, run, spans, until
 from tests.server.stores import Gate, TroubledStore
 from tests.shards import ENTROPY, WatchedRouter, open_router
+from tests.store.in_memory import twin_of
 
 
 class World:
@@ -521,7 +522,7 @@ async def test_what_was_given_back_before_a_crash_is_not_taken_from_who_has_it_a
     async with world(0) as made:
         name = names()[1]
         await made.router.call(Send(queue=name, bodies=[b"a"]))
-        written = made.stores[1].copy()
+        written = twin_of(made.stores[1])
         delivery = await made.router.call(Receive(queue=name))
         await made.release(1)
         made.stores[1] = written

@@ -7,8 +7,22 @@ import asyncio
 import pytest
 
 from penstock.cluster.ownership.forwarder import Forwarder
-from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Release, Send, Sent
-from penstock.core.errors import WorkRefused
+from penstock.core.commands import (
+    Ack,
+    AlreadyDone,
+    CommitWork,
+    CreateQueue,
+    Once,
+    QueueStats,
+    Receive,
+    Release,
+    Send,
+    Sent,
+    StageWork,
+)
+from penstock.core.errors import StageNotFound, WorkRefused
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.chunk import PackedBodies
 from tests.cluster.links.linking import in_loop
 from tests.cluster.routing.test_router import names, run, spans
 from tests.cluster.routing.test_router_moves import World, world
@@ -58,6 +72,31 @@ async def test_a_unit_of_work_with_a_name_that_was_not_done_is_refused_and_can_b
         await made.router.tick()
         for name in names():
             assert (await made.router.call(QueueStats(name=name))).messages == 0
+
+
+@run
+async def test_staged_work_for_queues_of_every_shard_arrives_whole_or_not_at_all() -> None:
+    async with world(0) as made:
+        wide = CreateQueue(name="wide", config=QueueConfig(partitions=3))
+        for command in (wide, *(CreateQueue(name=name) for name in names())):
+            await made.router.call(command)
+        sends = [Send(queue=name, bodies=PackedBodies.even(b"x" * 9_000, 1)) for name in (*names(), "wide")]
+        sends.append(Send(queue="wide", bodies=PackedBodies.even(b"y" * 900, 1), groups=[str(at) for at in range(900)]))
+        sends.append(Send(queue="new", bodies=[b"created by it"]))
+        first = await made.router.call(StageWork(name="stream", sends=sends))
+        stage = await made.router.call(StageWork(name="stream", sends=sends))
+        await made.router.call(StageWork(name="stream", sends=[], stage=first.stage, drop=True))
+        for name in (*names(), "wide"):
+            assert (await made.router.call(QueueStats(name=name))).messages == 0
+        work = CommitWork(acks=[], sends=[], mark=("stream", 3), stage=stage.stage)
+        assert await made.router.call(work) == []
+        assert await made.router.call(work) == AlreadyDone("stream", 3)
+        await made.router.tick()
+        for name, messages in (*((name, 9_000) for name in names()), ("wide", 9_900), ("new", 1)):
+            assert (await made.router.call(QueueStats(name=name))).messages == messages
+        with pytest.raises(StageNotFound):
+            work.mark = ("stream", 4)
+            await made.router.call(work)
 
 
 @run

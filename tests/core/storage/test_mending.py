@@ -11,10 +11,11 @@ from penstock.core.broker import Broker
 from penstock.core.queues.reserve import AHEAD
 from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
+from penstock.core.storage.chunk import PackedBodies
 from penstock.core.storage.keys import ChunkKey, Kind
 from penstock.core.storage.repair import repair
 from penstock.store.memory import MemoryStore
-from tests.core.driver import DAY_MS, MINUTE_MS, BrokerDriver, Raw, bodies_of
+from tests.core.driver import DAY_MS, MINUTE_MS, BrokerDriver, Raw, bodies_of, sequences_of
 
 QUEUE = 1
 
@@ -247,3 +248,47 @@ def test_numbers_that_were_set_aside_stay_so() -> None:
     assert again.broker.queues["q"].reserve is not None
     _, notes, _ = repaired(driver, changed=dict.fromkeys(records_of(driver, Kind.RESERVE), b""))
     assert notes == []
+
+
+def published(*, finished: bool = True) -> BrokerDriver:
+    """A queue with messages of a large publish: 1 to 4, among others."""
+    driver = sent(b"before")
+    send = c.Send(queue="q", bodies=PackedBodies.even(b"abcd", 1))
+    stage = driver.do(c.StageWork(name="job", sends=[send])).stage
+    if finished:
+        driver.do(c.CommitWork(acks=[], sends=[], mark=("job", 1), stage=stage))
+    driver.send(b"after")
+    return driver
+
+
+@pytest.mark.parametrize("damaged", [(), None])
+def test_messages_of_a_large_publish_stay_under_their_numbers(damaged: Collection[bytes] | None) -> None:
+    driver = published()
+    driver.ack(driver.receive(3))
+    channels = records_of(driver, Kind.CHANNEL, Kind.COUNTERS)
+    again, _, _ = repaired(driver, without=channels, damaged=damaged if damaged is None else channels)
+    left = [b"c", b"d", b"after"]
+    delivery = again.receive(9)
+    assert (bodies_of(delivery), sequences_of(delivery)) == (left, [3, 4, 5])
+    again.ack(delivery)
+    again.reopen()
+    assert again.chunk_keys() == []
+
+
+def test_messages_of_a_large_publish_whose_numbers_are_lost_get_the_next_ones() -> None:
+    driver = published()
+    segments = records_of(driver, Kind.SEGMENT)
+    again, notes, _ = repaired(driver, without=segments, damaged=segments)
+    assert "the numbers of 4 messages of a large publish are lost: they have got others" in notes
+    delivery = again.receive(9)
+    assert sorted(zip(sequences_of(delivery), bodies_of(delivery), strict=True)) == [
+        (0, b"before"), (5, b"after"), (6, b"a"), (7, b"b"), (8, b"c"), (9, b"d")
+    ]  # fmt: skip
+    assert again.send(b"next").first == 10
+
+
+def test_of_a_publish_that_never_came_to_its_end_nothing_is_left() -> None:
+    again, notes, _ = repaired(published(finished=False))
+    assert notes == []
+    assert rest(again) == [b"before", b"after"]
+    assert len(again.chunk_keys()) == 2

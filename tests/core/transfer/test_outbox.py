@@ -734,7 +734,7 @@ def test_messages_that_were_put_aside_have_identities_of_their_own(cluster: Clus
 def test_a_send_that_is_too_large_for_any_queue_is_refused_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.core.handlers.work._ANY_QUEUE", QueueConfig(message_bytes_max=10))
+    monkeypatch.setattr("penstock.core.handlers.sending._ANY_QUEUE", QueueConfig(message_bytes_max=10))
     with pytest.raises(MessageTooLarge):
         cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name_at(1), bodies=[b"x" * 11])]))
 

@@ -33,7 +33,7 @@ def wide_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("wide-recording")
     config = directory / "penstock.toml"
     config.write_text("[events]\nenabled = true\nflush_s = 0.1\n")
-    with serving(directory, "--config", str(config), "--workers", str(PARTITIONS)) as running:
+    with serving(directory, "--config", str(config), shards=PARTITIONS) as running:
         yield running
 
 

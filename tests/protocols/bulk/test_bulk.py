@@ -23,20 +23,24 @@ import pyarrow as pa
 import pytest
 from websockets.sync.client import connect
 
-from penstock.core.commands import Command, Delivery, GiveBack, Receive, Run
+from penstock.core.commands import Command, Delivery, Failure, GiveBack, Receive, Run
 from penstock.core.errors import InvalidRequest, OverLimit, StoreError
 from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey, LaneKind, lane_kind
 from penstock.protocols.bulk.operations import Takes
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
+from penstock.salvage import check
 from penstock.spark import rows
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
+from penstock.store.view import StoreView
 from penstock.wire.arrow import BASE_COLUMNS, WITH_HEADERS
-from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
+from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes, stand_in_id
 from tests.client.node import ThreadedNode
 from tests.compat.server import PATIENCE_S, Server, serving
 
@@ -189,6 +193,37 @@ def test_staged_pieces_are_sent_by_publish_and_not_before(writer: Connection, re
     assert values(reader, "r2") == [b"before", b"one", b"two"]
 
 
+@pytest.mark.parametrize("way", ["send", "publish"])
+def test_a_dead_letter_that_knows_its_message_by_number_gets_the_id_of_the_message(
+    server: Server, writer: Connection, way: str
+) -> None:
+    def letter(queue: str, number: int) -> bytes:
+        identity = stand_in_id(queue, number)
+        return Origin(identity, queue, "main", number, 1_000, 1, 0, [Failure(0, 0, 1, 0, 0, "s", "bad")]).encode()
+
+    origins = [
+        letter("r2d", 1),
+        letter("r-none", 1),
+        letter("orders", 1),
+        Origin("own", "r2d", "", 0, 0, 1, 0, []).encode(),
+    ]
+    send(writer, piece("r2d", b"good", b"bad"))
+    data = piece(f"r2d.dead.{way}", b"1", b"2", b"3", b"4", origins=origins)
+    if way == "send":
+        send(writer, data)
+    else:
+        stage(writer, "t2d", "a", data)
+        publish(writer, "t2d", ["a"], "job-2d", 0)
+    records = writer.ask("GET", "/v1/queues/r2d/records?offset=1")["records"]
+    letters = writer.ask("GET", f"/v1/queues/r2d.dead.{way}/records?offset=0")["records"]
+    assert [each["id"] for each in letters] == [
+        records[0]["id"],
+        stand_in_id("r-none", 1),
+        stand_in_id("orders", 1),
+        "own",
+    ]
+
+
 def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: ServerPlace) -> None:
     stage(writer, "t3", "a", piece("r3", b"one"))
     publish(writer, "t3", ["a"], "job-3", 5)
@@ -244,12 +279,15 @@ def test_a_publish_of_a_piece_that_is_not_there_does_nothing(writer: Connection)
     assert publish(writer, "t5", ["a"], "job-5", 0)["messages"] == 1
 
 
-def test_more_than_one_commit_takes_is_refused_and_goes_through_once_the_limit_is_raised(
+def test_delayed_messages_that_one_commit_does_not_take_are_refused_and_go_through_once_the_limit_is_raised(
     server: Server, writer: Connection, reader: ServerPlace
 ) -> None:
     send(writer, piece("r5a", b"before"))
-    stage(writer, "t5a", "a", piece("r5a", *[bytes(1_000_000)] * 30))
-    with pytest.raises(ServerFailed, match=r"raise publish_bytes_max in \[rest\] of the server") as failed:
+    delayed = encode_section(Target("r5a", delay_ms=1), Chunk.of(0, 0, [bytes(1_000_000)] * 30))
+    stage(writer, "t5a", "a", b"".join(delayed))
+    with pytest.raises(
+        ServerFailed, match=r"messages for queue 'r5a' are delayed.*Raise publish_bytes_max in \[rest\]"
+    ) as failed:
         publish(writer, "t5a", ["a"] * 9, "job-5a", 0)
     assert (failed.value.code, failed.value.status) == ("batch_too_large", 413)
     assert values(reader, "r5a") == [b"before"]
@@ -268,6 +306,51 @@ def test_more_than_one_commit_takes_is_refused_and_goes_through_once_the_limit_i
     server.start()
     assert publish(writer, "t5a", ["a"] * 9, "job-5a", 0)["already_done"]
     assert [len(value) for value in values(reader, "r5a")] == [6, *[1_000_000] * 270]
+
+
+def staged_chunks(server: Server) -> int:
+    """How many chunks of large publishes are stored, whether anybody sees them or not."""
+    with contextlib.closing(StoreView(server.directory / "data")) as view:
+        lanes = [ChunkKey.unpack(key).lane for key in view.list_chunks(b"", b"", 1_000_000)]
+    return sum(lane_kind(lane) == LaneKind.STAGED for lane in lanes)
+
+
+def test_a_publish_of_any_size_is_whole_or_nothing_whenever_the_server_is_killed(tmp_path: Path) -> None:
+    """It is written in pieces of 32 MiB, of which a killed server leaves nothing, and made visible by one commit."""
+    bodies = [b"%06d" % number + bytes(9_994) for number in range(3_000)]
+    pieces, killed = ["a"] * 6, 0
+    with serving(tmp_path) as server:
+        at = where(server, None)
+        with contextlib.closing(Connection(at)) as writer:
+            send(writer, piece("orders", b"before") + piece("others", b"before"))
+            for token in ("t", "u"):
+                stage(writer, token, "a", piece("orders", *bodies) + piece("others", b"x"))
+            begun_s = time.monotonic()
+            publish(writer, "u", pieces, "another job", 1)
+            took_s = time.monotonic() - begun_s
+        for part in (0.3, 0.6, 0.9):
+            with contextlib.closing(Connection(at)) as writer, ThreadPoolExecutor(1) as thread:
+                asked = thread.submit(publish, writer, "t", pieces, "job", 1)
+                time.sleep(part * took_s)
+                server.kill()
+                with contextlib.suppress(ServerFailed):
+                    asked.result()
+            server.start()
+            with contextlib.closing(ServerPlace(at)) as reader:
+                ends = [each.end for each in reader.find(["orders", "others"]).values()]
+                assert ends in ([18_001, 7], [36_001, 13])
+                killed += ends == [18_001, 7]
+        assert killed, "it was always too late"
+        with contextlib.closing(Connection(at)) as writer, contextlib.closing(ServerPlace(at)) as reader:
+            publish(writer, "t", pieces, "job", 1)
+            server.kill()
+            server.start()
+            assert publish(writer, "t", pieces, "job", 1)["already_done"]
+            assert [value[:6] for value in values(reader, "orders")][1:] == [body[:6] for body in bodies] * 12
+            assert values(reader, "others")[1:] == [b"x"] * 12
+        server.stop()
+        assert staged_chunks(server) == 2 * (6 * 8 + 6)
+        assert check(tmp_path / "data") == []
 
 
 def test_an_aborted_write_is_gone(writer: Connection) -> None:

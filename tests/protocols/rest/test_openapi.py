@@ -38,7 +38,7 @@ CHECKS = [
     response_schema_conformance,
     status_code_conformance,
 ]
-OPERATIONS = 62
+OPERATIONS = 66
 KNOWN = {"queue": "known", "channel": "main", "consumer": "reader"}
 
 

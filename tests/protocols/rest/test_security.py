@@ -10,9 +10,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import boto3
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 
+import penstock
 from penstock.server.log import RequestLog
 from penstock.server.settings import InvalidSettings, LogSettings, parse
 from tests.protocols.rest.asking import bodies, done, receive, refused, send
@@ -87,6 +90,24 @@ def test_strangers_are_turned_away(guarded: Server, authorization: str | None) -
         refused(http.post("/get_partitions", headers=headers), 401, "unauthorized")
         for path in ("/healthz", "/readyz", "/livez", "/version", "/v1/docs", "/v1/openapi.json"):
             assert http.get(path, headers=headers).status_code == 200
+
+
+def test_who_guesses_is_refused_for_a_while_and_who_is_logged_in_goes_on(serve: Callable[..., Server]) -> None:
+    with serve(GUARDED).client() as http:
+        assert http.get("/v1/me", headers=bearer("read-token")).status_code == 200
+        for number in range(20):
+            refused(http.get("/v1/me", headers=bearer(f"guess-{number}")), 401, "unauthorized")
+        for headers in (bearer("guess-20"), {"authorization": "Basic " + base64.b64encode(b"AKROOT:x").decode()}):
+            response = http.get("/v1/me", headers=headers)
+            assert "wait" in refused(response, 429, "too_many_failed_logins")
+            assert 1 <= int(response.headers["retry-after"]) <= 6
+        refused(http.get("/v1/me", headers=bearer("AKROOT:root secret")), 429, "too_many_failed_logins")
+        assert http.get("/v1/me", headers=bearer("read-token")).status_code == 200
+        assert http.get("/livez").status_code == 200
+        explained = http.get("/v1/problems/too_many_failed_logins")
+        assert explained.status_code == 200
+        with pytest.raises(penstock.TooManyFailedLogins):
+            penstock.connect(str(http.base_url), token="AKROOT:root secret").queue("x").send(b"")
 
 
 @pytest.mark.parametrize(
@@ -309,3 +330,10 @@ def test_one_request_for_metrics_takes_so_many_patterns_and_no_more(http: httpx.
     assert http.get("/metrics", params={"queue": patterns[:20]}).status_code == 200
     response = http.get("/metrics", params={"queue": patterns})
     assert (response.status_code, response.text) == (400, "there are 21 patterns: one request takes 20\n")
+
+
+def test_a_client_of_sqs_that_calls_this_port_is_told_where_sqs_is(serve: Callable[..., Server]) -> None:
+    server = serve()
+    options = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "y"}
+    with pytest.raises(ClientError, match=r"this is the port of REST\. SQS and SNS are at "):
+        boto3.client("sqs", endpoint_url=server.url, **options).list_queues()

@@ -110,7 +110,32 @@ def test_a_compiled_policy_is_the_naive_reading(policy: dict[str, Any], message:
         ("[]", "Filter policy must be a JSON object"),
         ('{"a": []}', "Empty arrays are not allowed"),
         ('{"a": "b"}', '"a" must be an object or an array'),
-        ('{"a": {"b": ["c"]}}', "Filter policy scope MessageAttributes does not support nested filter policy"),
+        ('{"a": {"b": "c"}}', '"b" must be an object or an array'),
+        ('{"key": [["value"]]}', "Match value must be String, number, true, false, or null"),
+        ('{"key": [{"suffix": 100}]}', "suffix match pattern must be a string"),
+        ('{"key": [{"suffix": null}]}', "suffix match pattern must be a string"),
+        ('{"key": [{"suffix": []}]}', "suffix match pattern must be a string"),
+        ('{"key": [{"suffix": ["test", "test2"]}]}', "suffix match pattern must be a string"),
+        ('{"key": {"suffix": "value", "prefix": "value"}}', '"suffix" must be an object or an array'),
+        ('{"key": {"not-an-operator": "value"}}', '"not-an-operator" must be an object or an array'),
+        ('{"key": [{"exists": null}]}', "exists match pattern must be either true or false."),
+        ('{"key": [{"numeric": []}]}', "Invalid member in numeric match: ]"),
+        ('{"key": [{"numeric": ["operator"]}]}', "Unrecognized numeric range operator: operator"),
+        ('{"key": [{"numeric": [1, "<="]}]}', "Invalid member in numeric match: 1"),
+        ('{"key": [{"numeric": ["=", "000"]}]}', "Value of equals must be numeric"),
+        ('{"key": [{"numeric": [">="]}]}', "Value of >= must be numeric"),
+        ('{"key": [{"numeric": ["<", 100, ">", 10]}]}', "Too many elements in numeric expression"),
+        ('{"key": [{"numeric": [">=", 1, ">", 2]}]}', "Bad numeric range operator: >"),
+        ('{"key": [{"numeric": [">", 20, "<="]}]}', "Value of <= must be numeric"),
+        ('{"key": [{"numeric": [">", 20, 30]}]}', "Bad value in numeric range: 30"),
+        ('{"key": [{"numeric": [">", 20, "test"]}]}', "Bad numeric range operator: test"),
+        ('{"key": [{"numeric": [">", "20", "<", "30"]}]}', "Value of > must be numeric"),
+        ('{"key": [{"numeric": [">", 20, "<", "30"]}]}', "Value of < must be numeric"),
+        ('{"key": [{"numeric": [">", 20, "<", 30, "<", 50]}]}', "Too many terms in numeric range expression"),
+        ('{"key": [{"anything-but": {"wrong-operator": null}}]}', "Unsupported anything-but pattern: wrong-operator"),
+        ('{"key": [{"anything-but": {"suffix": "test"}}]}', "Unsupported anything-but pattern: suffix"),
+        ('{"key": [{"anything-but": {"exists": false}}]}', "Unsupported anything-but pattern: exists"),
+        ('{"key": [{"anything-but": {"prefix": false}}]}', "prefix match pattern must be a string"),
         ('{"a": [{"prefix": "a", "suffix": "b"}]}', "Only one key allowed in match expression"),
         ('{"a": [{"colour": "b"}]}', "Unrecognized match type colour"),
         ('{"a": [{"exists": "yes"}]}', "exists match pattern must be either true or false."),
@@ -128,6 +153,47 @@ def test_a_policy_that_is_not_valid_is_refused(policy: str, reason: str) -> None
     assert caught.value.message == f"Invalid parameter: FilterPolicy: {reason}"
 
 
+def values_of(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "combinations"),
+    [
+        ({"a": values_of(3), "b": values_of(1), "c": values_of(2)}, 6),
+        ({"a": {"b": {"c": values_of(4)}}, "d": {"e": values_of(3)}, "f": values_of(3)}, 216),
+        ({"a": {"b": values_of(25)}, "c": values_of(3)}, 150),
+        ({"source": values_of(4), "$or": [{"a": values_of(20)}, {"b": values_of(17)}]}, 148),
+        (
+            {
+                "source": values_of(4),
+                "$or": [
+                    {"metricName": values_of(2)},
+                    {"metricType": values_of(3), "$or": [{"namespace": values_of(7)}, {"spec": values_of(6)}]},
+                ],
+            },
+            164,
+        ),
+    ],
+)
+def test_combinations_are_counted_as_aws_counts_them(policy: dict[str, Any], combinations: int) -> None:
+    text = json.dumps(policy)
+    if combinations <= 150:
+        compile_policy(text, of_body=True)
+    else:
+        with pytest.raises(SqsError, match="Filter policy is too complex"):
+            compile_policy(text, of_body=True)
+
+
+def test_a_nested_policy_counts_by_its_keys_at_the_top_and_is_for_bodies() -> None:
+    nested = '{"a": [1], "b": [1], "c": [1], "d": {"e": [1], "f": [1], "g": [1]}}'
+    compile_policy(nested, of_body=True)
+    with pytest.raises(SqsError) as caught:
+        compile_policy(nested, of_body=False)
+    expected = "Invalid parameter: Filter policy scope MessageAttributes does not support nested filter policy"
+    assert caught.value.message == expected
+
+
 @pytest.mark.parametrize("depth", [100, 400, 900])
 def test_lists_in_lists_are_looked_into_however_deep_they_are(depth: int) -> None:
     wanted = compile_policy('{"a": ["x"]}', of_body=True)
@@ -136,11 +202,23 @@ def test_lists_in_lists_are_looked_into_however_deep_they_are(depth: int) -> Non
     assert wanted(found)
 
 
-def test_a_message_that_cannot_be_looked_into_is_not_wanted() -> None:
-    wanted = compile_policy('{"$or": [' * 450 + '{"a": ["x"]}' + ", {}]}" * 450, of_body=True)
-    with pytest.raises(RecursionError):
-        wanted({"a": "x"})
-    assert not holds_for(wanted, {"a": "x"})
+def test_the_deepest_policy_that_there_can_be_is_looked_into() -> None:
+    wanted = compile_policy('{"$or": [' * 149 + '{"a": ["x"]}' + ', {"b": ["y"]}]}' * 149, of_body=True)
+    assert wanted({"a": "x"})
+    assert not wanted({"a": "y"})
+    message: dict[str, Any] = {"a": "x"}
+    for _ in range(99):
+        message = {"a": [message]}
+    wanted = compile_policy('{"a":' * 100 + '["x"]' + "}" * 100, of_body=True)
+    assert holds_for(wanted, message)
+
+
+@pytest.mark.parametrize(
+    "policy", ['{"a":' * 900 + '["x"]' + "}" * 900, '{"$or":[{},' * 900 + '{"a":["x"]}' + "]}" * 900]
+)
+def test_a_policy_that_is_too_deep_is_refused(policy: str) -> None:
+    with pytest.raises(SqsError, match=r"Filter policy is too complex|failed to parse JSON"):
+        compile_policy(policy, of_body=True)
 
 
 def test_a_number_that_is_none_equals_nothing() -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import http.client
+import itertools
+import json
 import os
 from collections.abc import Iterator
 from urllib.parse import urlencode
@@ -19,9 +21,11 @@ from penstock.protocols.sns.service import ACTIONS
 from tests.compat.server import PATIENCE_S, Server, serving
 from tests.protocols.sns.conftest import sns_client
 
+_numbers = itertools.count()
 EXAMPLES = int(os.environ.get("COMPAT_FUZZ_EXAMPLES", "50")) // 2
 TOPIC = "arn:aws:sns:us-east-1:000000000000:news"
 POLICY = '{"kind": ["a", {"numeric": [">", 3]}], "$or": [{"x": [{"exists": true}]}, {"y": [{"cidr": "10.0.0.0/8"}]}]}'
+RETRIES = '{"minDelayTarget": 1, "maxDelayTarget": 2, "numRetries": 0}'
 FORMS: dict[str, dict[str, str]] = {
     "AddPermission": {
         "TopicArn": TOPIC,
@@ -75,14 +79,14 @@ FORMS: dict[str, dict[str, str]] = {
     "SetTopicAttributes": {
         "TopicArn": TOPIC,
         "AttributeName": "DeliveryPolicy",
-        "AttributeValue": '{"http": {"defaultHealthyRetryPolicy": {"numRetries": 3}}}',
+        "AttributeValue": f'{{"http": {{"defaultHealthyRetryPolicy": {RETRIES}}}}}',
     },
     "Subscribe": {
         "TopicArn": TOPIC,
         "Protocol": "http",
         "Endpoint": "http://127.0.0.1:1/",
         "Attributes.entry.1.key": "DeliveryPolicy",
-        "Attributes.entry.1.value": '{"healthyRetryPolicy": {"numRetries": 0}}',
+        "Attributes.entry.1.value": f'{{"healthyRetryPolicy": {RETRIES}}}',
         "Attributes.entry.2.key": "FilterPolicy",
         "Attributes.entry.2.value": POLICY,
     },
@@ -106,6 +110,8 @@ ODD = [
     "[]",
     "[" * 2_000,
     '{"a":' * 2_000,
+    '{"a":' * 900 + '["x"]' + "}" * 900,
+    '{"$or":[{},' * 450 + '{"a":["x"]}' + "]}" * 450,
     '{"http": []}',
     '{"http": {"defaultThrottlePolicy": {"maxReceivesPerSecond": 1e400}}}',
     '{"healthyRetryPolicy": {"minDelayTarget": 1e300, "numRetries": null}}',
@@ -148,6 +154,14 @@ class Asked:
     def __init__(self, server: Server) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
 
+    def subscribe(self, fields: dict[str, str]) -> str:
+        """The ARN of a new subscription."""
+        fields = {"Action": "Subscribe", "Version": "2010-03-31", "ReturnSubscriptionArn": "true", **fields}
+        self._connection.request(
+            "POST", "/", urlencode(fields).encode(), {"Content-Type": "application/x-www-form-urlencoded"}
+        )
+        return ElementTree.fromstring(self._connection.getresponse().read()).findtext(".//{*}SubscriptionArn") or ""
+
     def ask(self, fields: dict[str, str]) -> int:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         self._connection.request("POST", "/", urlencode(fields).encode(), headers)
@@ -168,6 +182,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
         sns.create_topic(Name="news.fifo", Attributes={"FifoTopic": "true"})
         yield Asked(server)
         assert server.is_healthy()
+        assert server.failures_logged() == []
         assert sns.list_topics()["Topics"]
 
 
@@ -204,5 +219,90 @@ def test_no_form_is_too_odd(asked: Asked, action: str) -> None:
     @given(damaged(FORMS[action]))
     def run(fields: dict[str, str]) -> None:
         asked.ask(common | fields)
+
+    run()
+
+
+MEMBERS = [
+    "http",
+    "defaultHealthyRetryPolicy",
+    "healthyRetryPolicy",
+    "sicklyRetryPolicy",
+    "throttlePolicy",
+    "requestPolicy",
+    "guaranteed",
+    "defaultThrottlePolicy",
+    "defaultRequestPolicy",
+    "disableSubscriptionOverrides",
+    "minDelayTarget",
+    "maxDelayTarget",
+    "numRetries",
+    "numMaxDelayRetries",
+    "numNoDelayRetries",
+    "numMinDelayRetries",
+    "backoffFunction",
+    "maxReceivesPerSecond",
+    "headerContentType",
+    "deadLetterTargetArn",
+    "maxReceiveCount",
+    "MessageRetentionPeriod",
+    "PointType",
+    "StartingPoint",
+    "EndingPoint",
+    "Statement",
+    "Action",
+    "Sid",
+    "Resource",
+    "kind",
+    "$or",
+    "numeric",
+    "prefix",
+    "suffix",
+    "anything-but",
+    "exists",
+    "cidr",
+    "equals-ignore-case",
+]
+OPERATORS = [">", "<=", "=", "linear", "Timestamp", "SNS:Publish", "10.0.0.0/8", "2026-01-01T00:00:00Z", "text/plain"]
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 3_700),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(OPERATORS),
+    st.text(max_size=5),
+)
+documents = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(MEMBERS), inner, max_size=4),
+    max_leaves=12,
+)
+POLICIES = {
+    "SetTopicAttributes": ["DeliveryPolicy", "Policy", "ArchivePolicy"],
+    "SetSubscriptionAttributes": ["FilterPolicy", "DeliveryPolicy", "RedrivePolicy", "ReplayPolicy"],
+}
+
+
+@pytest.mark.parametrize(("action", "attribute"), [(key, each) for key, listed in POLICIES.items() for each in listed])
+def test_no_policy_is_too_odd(asked: Asked, action: str, attribute: str) -> None:
+    """JSON of the right words in wrong places; what is taken must not stop what is published afterwards."""
+    topic = f"{TOPIC}.fifo" if attribute in ("ArchivePolicy", "ReplayPolicy") else TOPIC
+    target = {"TopicArn": topic}
+    if action == "SetSubscriptionAttributes":
+        to_http = attribute == "DeliveryPolicy"
+        endpoint = "http://127.0.0.1:1/" if to_http else "arn:aws:sqs:us-east-1:000000000000:odd"
+        form = {"TopicArn": topic, "Protocol": "http" if to_http else "sqs", "Endpoint": endpoint}
+        target = {"SubscriptionArn": asked.subscribe(form)}
+    common = {"Action": action, "Version": "2010-03-31", "AttributeName": attribute, **target}
+    published = {"Action": "Publish", "TopicArn": topic, "Message": '{"kind": [1, "a"]}', "MessageGroupId": "g"}
+
+    @settings(max_examples=EXAMPLES * 2)
+    @given(documents | st.dictionaries(st.sampled_from(MEMBERS), documents, max_size=4))
+    def run(document: object) -> None:
+        if asked.ask(common | {"AttributeValue": json.dumps(document)}) == 200:
+            for get in ("GetTopicAttributes", "GetSubscriptionAttributes"):
+                asked.ask({"Action": get, "Version": "2010-03-31", **target})
+            number = str(next(_numbers))
+            assert asked.ask(published | ({"MessageDeduplicationId": number} if topic != TOPIC else {})) == 200
 
     run()

@@ -24,7 +24,8 @@ from tests.protocols.sns.endpoint import endpoint, fetched, subscribed
 from tests.protocols.sns.test_sns import ARN, error_of, received
 
 CREDENTIALS = '[[credentials]]\naccess_key = "ADMIN"\nsecret_key = "admin-secret-1234567890"\n'
-QUICK = json.dumps({"healthyRetryPolicy": {"numRetries": 3, "numNoDelayRetries": 3}})
+BOTH = {"minDelayTarget": 1, "maxDelayTarget": 1}
+QUICK = json.dumps({"healthyRetryPolicy": {**BOTH, "numRetries": 3, "numNoDelayRetries": 3}})
 
 
 def test_an_endpoint_confirms_its_subscription_and_gets_signed_notifications(sns: Any, name: str) -> None:
@@ -91,12 +92,12 @@ def test_a_token_is_good_for_its_own_topic_only(sns: Any, name: str) -> None:
     with endpoint() as there:
         sns.subscribe(TopicArn=topics[0], Protocol="http", Endpoint=there.url)
         token = there.wait(1)[0].message["Token"]
-        assert error_of(sns.confirm_subscription, TopicArn=topics[1], Token=token)[0] == "NotFound"
+        assert error_of(sns.confirm_subscription, TopicArn=topics[1], Token=token)[1] == "Invalid parameter: Topic"
         forged = token[:-2] + ("00" if token[-2:] != "00" else "01")
         assert error_of(sns.confirm_subscription, TopicArn=topics[0], Token=forged)[0] == "InvalidParameter"
         sns.delete_topic(TopicArn=topics[0])
         sns.create_topic(Name=f"{name}-a")
-        assert error_of(sns.confirm_subscription, TopicArn=topics[0], Token=token)[0] == "NotFound"
+        assert error_of(sns.confirm_subscription, TopicArn=topics[0], Token=token)[1] == "Invalid parameter: Topic"
         # asked once more, it is told once more
         sns.subscribe(TopicArn=topics[1], Protocol="http", Endpoint=there.url)
         sns.subscribe(TopicArn=topics[1], Protocol="http", Endpoint=there.url)
@@ -149,7 +150,7 @@ def test_a_message_is_tried_again_by_the_policy_and_then_goes_to_the_dead_letter
         sns.set_subscription_attributes(
             SubscriptionArn=arn,
             AttributeName="DeliveryPolicy",
-            AttributeValue=json.dumps({"healthyRetryPolicy": {"minDelayTarget": 1, "numRetries": 1}}),
+            AttributeValue=json.dumps({"healthyRetryPolicy": {**BOTH, "numRetries": 1}}),
         )
         there.posted.clear()
         there.statuses = [500]
@@ -274,7 +275,7 @@ def test_a_restart_goes_on_with_retries_and_with_the_same_certificate(tmp_path: 
     with serving(tmp_path, "--config", str(config)) as server, endpoint() as there:
         sns = sns_client(server)
         topic = sns.create_topic(Name="news")["TopicArn"]
-        policy = json.dumps({"healthyRetryPolicy": {"minDelayTarget": 1, "numRetries": 50}})
+        policy = json.dumps({"healthyRetryPolicy": {**BOTH, "numRetries": 50}})
         subscribed(sns, topic, there, DeliveryPolicy=policy)
         there.statuses = [500] * 1_000
         sns.publish(TopicArn=topic, Message="x")
@@ -311,19 +312,29 @@ def test_waits_grow_from_the_least_to_the_most(function: str) -> None:
     assert waits[:-1] == sorted(waits[:-1], key=lambda wait: wait or 0)
 
 
+def retries(**members: Any) -> str:
+    return json.dumps({"healthyRetryPolicy": {**BOTH, "numRetries": 1} | members})
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
         ("x", "failed to parse JSON."),
         ('{"other": 1}', "Unexpected JSON member: other"),
-        ('{"healthyRetryPolicy": {"numRetries": 101}}', "numRetries must be from 0 to 100"),
-        ('{"healthyRetryPolicy": {"numRetries": -1}}', "numRetries must be a number that is not negative"),
-        ('{"healthyRetryPolicy": {"minDelayTarget": 0}}', "minDelayTarget and maxDelayTarget must be from 1 to 3600"),
-        ('{"healthyRetryPolicy": {"minDelayTarget": 9, "maxDelayTarget": 5}}', "less than or equal to maxDelayTarget"),
-        ('{"healthyRetryPolicy": {"numNoDelayRetries": 5}}', "must not be more than numRetries"),
-        ('{"healthyRetryPolicy": {"backoffFunction": "odd"}}', "backoffFunction must be"),
+        (retries(numRetries=101), "healthyRetryPolicy.numRetries must be less than or equal to 100"),
+        (retries(numRetries=-1), "healthyRetryPolicy.numRetries must be greater than or equal to 0"),
+        (retries(numRetries="3"), "healthyRetryPolicy.numRetries must be an integer"),
+        (retries(minDelayTarget=0), "healthyRetryPolicy.minDelayTarget must be greater than or equal to 1"),
+        (retries(minDelayTarget=9), "maxDelayTarget must be greater than or equal to minDelayTarget"),
+        (retries(numNoDelayRetries=5), "numRetries must be as many as those of all phases"),
+        (retries(backoffFunction="odd"), "healthyRetryPolicy.backoffFunction must be one of linear,"),
+        (retries(backoffFunction=[]), "healthyRetryPolicy.backoffFunction must be one of linear,"),
+        ('{"healthyRetryPolicy": {"numRetries": 101}}', "healthyRetryPolicy.minDelayTarget must be specified"),
         ('{"healthyRetryPolicy": 5}', "healthyRetryPolicy must be an object"),
-        ('{"throttlePolicy": {"maxReceivesPerSecond": 0}}', "maxReceivesPerSecond must be 1 or more"),
+        (
+            '{"throttlePolicy": {"maxReceivesPerSecond": 0}}',
+            "throttlePolicy.maxReceivesPerSecond must be greater than or equal to 1",
+        ),
         ('{"requestPolicy": {"headerContentType": "x/y"}}', "headerContentType: x/y is not supported"),
     ],
 )
@@ -337,7 +348,7 @@ def test_a_delivery_policy_that_is_not_valid_is_refused(sns: Any, name: str, pol
 
 def test_the_effective_policy_of_a_subscription_is_its_own_over_the_topics(sns: Any, name: str) -> None:
     topic = sns.create_topic(Name=name)["TopicArn"]
-    of_topic = {"defaultHealthyRetryPolicy": {"numRetries": 7, "minDelayTarget": 30}}
+    of_topic = {"defaultHealthyRetryPolicy": {"numRetries": 7, "minDelayTarget": 30, "maxDelayTarget": 30}}
     sns.set_topic_attributes(
         TopicArn=topic, AttributeName="DeliveryPolicy", AttributeValue=json.dumps({"http": of_topic})
     )
@@ -347,7 +358,7 @@ def test_the_effective_policy_of_a_subscription_is_its_own_over_the_topics(sns: 
         "minDelayTarget": 30,
         "maxDelayTarget": 30,
     }
-    own = json.dumps({"healthyRetryPolicy": {"numRetries": 5}, "throttlePolicy": {"maxReceivesPerSecond": 3}})
+    own = json.dumps({"healthyRetryPolicy": {**BOTH, "numRetries": 5}, "throttlePolicy": {"maxReceivesPerSecond": 3}})
     arn = sns.subscribe(
         TopicArn=topic,
         Protocol="http",
@@ -356,7 +367,7 @@ def test_the_effective_policy_of_a_subscription_is_its_own_over_the_topics(sns: 
         ReturnSubscriptionArn=True,
     )["SubscriptionArn"]
     shown = json.loads(sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]["EffectiveDeliveryPolicy"])
-    assert (shown["healthyRetryPolicy"]["numRetries"], shown["healthyRetryPolicy"]["minDelayTarget"]) == (5, 30)
+    assert (shown["healthyRetryPolicy"]["numRetries"], shown["healthyRetryPolicy"]["minDelayTarget"]) == (5, 1)
     assert shown["throttlePolicy"] == {"maxReceivesPerSecond": 3}
     of_topic["disableSubscriptionOverrides"] = True  # type: ignore[assignment]
     sns.set_topic_attributes(

@@ -66,12 +66,11 @@ def test_a_mail_subscription_waits_for_the_link_that_the_log_has(
         ("sqs", "orders", "SQS endpoint ARN"),
         ("sqs", "", "Endpoint"),
         ("email", "nobody", "Email address"),
-        ("sms", "call me", "Invalid SMS endpoint: call me"),
         ("lambda", "f", "Lambda endpoint ARN"),
         ("firehose", "f", "Firehose endpoint ARN"),
         ("application", "f", "Application endpoint ARN"),
         ("penstock", "a/b c", "Endpoint Reason"),
-        ("fax", "1", "Does not support this protocol string: fax"),
+        ("fax", "1", "Amazon SNS does not support this protocol string: fax"),
     ],
 )
 def test_an_endpoint_that_does_not_fit_its_protocol_is_refused(
@@ -86,9 +85,8 @@ def test_an_endpoint_that_does_not_fit_its_protocol_is_refused(
 @pytest.mark.parametrize(
     ("name_of", "value", "reason"),
     [
-        ("Colour", "blue", "AttributeName"),
-        ("RawMessageDelivery", "maybe", "Attributes Reason: RawMessageDelivery"),
-        ("FilterPolicyScope", "Head", "Attributes Reason: FilterPolicyScope"),
+        ("RawMessageDelivery", "maybe", "RawMessageDelivery"),
+        ("FilterPolicyScope", "Head", "FilterPolicyScope"),
         ("FilterPolicy", "[", "FilterPolicy: failed to parse JSON."),
         ("RedrivePolicy", "[]", "RedrivePolicy: failed to parse JSON."),
         ("RedrivePolicy", '{"deadLetterTargetArn": "x"}', "RedrivePolicy: deadLetterTargetArn is an invalid arn"),
@@ -102,15 +100,20 @@ def test_a_subscription_attribute_that_is_not_valid_is_refused(
     topic = sns.create_topic(Name=name)["TopicArn"]
     sqs.create_queue(QueueName=name)
     arn = sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=ARN + name)["SubscriptionArn"]
-    for call, given in (
-        (sns.subscribe, {"TopicArn": topic, "Protocol": "sqs", "Endpoint": ARN + "o", "Attributes": {name_of: value}}),
+    for call, given, where in (
+        (
+            sns.subscribe,
+            {"TopicArn": topic, "Protocol": "sqs", "Endpoint": ARN + "o", "Attributes": {name_of: value}},
+            "Attributes Reason: ",
+        ),
         (
             sns.set_subscription_attributes,
             {"SubscriptionArn": arn, "AttributeName": name_of, "AttributeValue": value},
+            "",
         ),
     ):
         code, message = error_of(call, **given)
-        assert (code, message.startswith(f"Invalid parameter: {reason}")) == ("InvalidParameter", True), message
+        assert (code, message.startswith(f"Invalid parameter: {where}{reason}")) == ("InvalidParameter", True), message
 
 
 @pytest.mark.parametrize(

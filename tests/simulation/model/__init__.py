@@ -22,6 +22,7 @@ from penstock.core import errors as e
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from tests.simulation.model.channels import Channels
 from tests.simulation.model.consumers import Consumers
+from tests.simulation.model.intervening import Intervening
 from tests.simulation.model.looking import Looking
 from tests.simulation.model.queues import Queues
 from tests.simulation.model.redrives import Redrives
@@ -34,7 +35,7 @@ from tests.simulation.model.work import Work
 __all__ = ["Model", "Outcome", "Violation", "demand"]
 
 
-class Model(Queues, Waiting, Work, Channels, Consumers, Looking, Redrives, Sizes, Time):
+class Model(Queues, Waiting, Work, Channels, Consumers, Intervening, Looking, Redrives, Sizes, Time):
     """The rules, and the state that follows from what the broker did."""
 
     def accept(self, command: c.Command, outcome: Outcome, now_ms: int) -> None:

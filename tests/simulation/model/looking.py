@@ -69,7 +69,13 @@ class Looking(Ground):
         demand(low <= outcome.messages <= high, f"{where}: {outcome.messages} messages, from {low} to {high} expected")
         body_bytes = sum(len(queue.messages[sequence].body) for sequence in live if sequence in queue.messages)
         demand(outcome.bytes >= body_bytes, f"{where}: {outcome.bytes} bytes, at least {body_bytes} expected")
-        delayed = sum(message.due_ms > self.now_ms for message in queue.messages.values())
+        put_off = {
+            sequence
+            for channel in queue.channels.values()
+            for sequence, copy in channel.copies.items()
+            if copy.state is State.DELAYED and not copy.attempts
+        }
+        delayed = sum(message.due_ms > self.now_ms or each in put_off for each, message in queue.messages.items())
         demand(0 <= outcome.delayed <= delayed, f"{where}: {outcome.delayed} delayed, not {delayed}")
         demand(set(outcome.channels) == set(queue.channels), f"{where}: channels {set(outcome.channels)}")
         self._check_backlog(where, queue, outcome)

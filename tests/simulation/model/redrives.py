@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from penstock.core import commands as c
 from penstock.core import errors as e
 from penstock.core.delivery.states import State
+from penstock.core.queues.origin import error_group
 from tests.simulation.model.receiving import Receiving
 from tests.simulation.model.sending import Sending
 from tests.simulation.model.state import Copy, Message, Queue, Redrive
@@ -34,10 +36,25 @@ class Redrives(Sending, Receiving):
             wanted &= command.contains is None or command.contains in message.body
             failures = message.origin.failures if message.origin else []
             wanted &= command.error is None or any(command.error in failure.error for failure in failures)
+            wanted &= command.origins is None or self._fits(message, command.origins)
             if wanted and self._redrive_target(command.target, message) is not None:
                 allowed.add(sequence)
+        if command.check_only:
+            demand((outcome.task, outcome.status) == (0, "dry_run"), f"{outcome} should have started nothing")
+            return
         due = {s for s in allowed & ready if self._redrive_target(command.target, queue.messages[s]) in self.queues}
+        if command.group is not None:
+            due = {s for s in due if self._last_error_is(queue, s, command.group)}
         self.redrives[outcome.task] = Redrive(command.queue, command.target, due, allowed)
+
+    def _fits(self, message: Message, patterns: list[str]) -> bool:
+        return message.origin is not None and any(fnmatchcase(message.origin.queue, each) for each in patterns)
+
+    def _last_error_is(self, queue: Queue, sequence: int, group: str) -> bool:
+        origin = queue.messages[sequence].origin
+        copy = queue.channels[c.MAIN].copies[sequence]
+        failures = (origin.failures if origin else []) + copy.history
+        return bool(failures) and error_group(failures[-1].error) == group
 
     def _redrive_target(self, target: str | None, message: Message) -> str | None:
         return target or (message.origin.queue if message.origin else None)

@@ -17,6 +17,7 @@ from penstock.client.queue_settings import QueueSettings
 from penstock.client.times import Seconds, config_of, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
+    MAIN,
     CancelRedrive,
     CountQueues,
     CreateQueue,
@@ -141,9 +142,15 @@ class AsyncPenstock:
         """A handle on a queue. Nothing is created until the first write."""
         return AsyncQueue(self._caller, name)
 
-    async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> AsyncQueue:
-        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
-        await self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
+    async def create_queue(
+        self, name: str, *, channels: Iterable[str] = (MAIN,), **settings: Unpack[QueueSettings]
+    ) -> AsyncQueue:
+        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`.
+
+        `channels` are those it has from the start. Without any, messages are kept for the first one that comes.
+        """
+        config = config_of(name, settings)
+        await self._caller.call(CreateQueue(name=name, config=config, channels=tuple(channels)))
         return AsyncQueue(self._caller, name)
 
     async def queues(self, prefix: str = "", *, dead_letters_to: str | None = None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -16,6 +16,9 @@ _HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
 """An address without a scheme: it means `penstock://`."""
 SCHEMES = {"penstock": (False, PORT), "penstocks": (True, PORT), "http": (False, 80), "https": (True, 443)}
 """Scheme -> whether it means TLS, and the port if none is given. A server prints its address as http or https."""
+
+QUICK_HEARTBEAT_S = 1.5
+QUICK_CONNECT_S = 3.0
 
 TransportName = Literal["websocket", "long_poll", "poll"]
 TRANSPORTS: tuple[TransportName, ...] = ("websocket", "long_poll", "poll")
@@ -37,7 +40,7 @@ def shown(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server.
+    """A server, or the first of several.
 
     >>> Address.parse("penstock://localhost")
     Address(host='localhost', port=9325, is_tls=False)
@@ -45,6 +48,8 @@ class Address:
     Address(host='queues.example.com', port=443, is_tls=True)
     >>> Address.parse("localhost:9325")
     Address(host='localhost', port=9325, is_tls=False)
+    >>> [str(server) for server in Address.parse("penstock://a:9325,b").servers]
+    ['penstock://a:9325', 'penstock://b:9325']
     >>> Address.parse("ftp://localhost")
     Traceback (most recent call last):
         ...
@@ -54,12 +59,23 @@ class Address:
     host: str
     port: int
     is_tls: bool
+    others: tuple[Address, ...] = field(default=(), compare=False, repr=False)
+    """Servers of the same cluster, which do as well when this one cannot be reached."""
+    ip: str = field(default="", compare=False, repr=False)
+    """One of the addresses that the host's name stands for; "": any."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The server that a URL names."""
+        """The server that a URL names; the first one, if there are more, with commas between them."""
+        scheme, mark, rest = (f"penstock://{url}" if _HOST_AND_PORT.fullmatch(url) else url).partition("://")
+        names = rest.split(",") if mark and "@" not in rest else [rest]
+        servers = [cls._one(f"{scheme}{mark}{name}", url) for name in names]
+        return replace(servers[0], others=tuple(servers[1:]))
+
+    @classmethod
+    def _one(cls, one: str, url: str) -> Address:
         try:
-            parts = urlsplit(f"penstock://{url}" if _HOST_AND_PORT.fullmatch(url) else url)
+            parts = urlsplit(one)
             port = parts.port
             (parts.hostname or "").encode("idna")
         except ValueError as error:
@@ -73,6 +89,11 @@ class Address:
             )
         is_tls, usual_port = SCHEMES[parts.scheme]
         return cls(parts.hostname, usual_port if port is None else port, is_tls)
+
+    @property
+    def servers(self) -> tuple[Address, ...]:
+        """All of them, each by itself."""
+        return (replace(self, others=()), *self.others)
 
     @property
     def authority(self) -> str:
@@ -105,7 +126,8 @@ class Options:
     backoff_max: float = 5.0
     """The longest pause between two attempts."""
     heartbeat: float = 10.0
-    """How often a silent connection is asked whether it is alive; it has as long to answer."""
+    """How often a silent connection is asked whether it is alive; it has as long to answer. Where there is another
+    server to go to, `QUICK_HEARTBEAT_S` at most."""
     prefetch: int | Mapping[str, int] = 0
     """Messages to have here before they are asked for; one number for every queue, or one for each."""
     routing: RoutingName = "forward"
@@ -114,6 +136,11 @@ class Options:
     """How to trust a TLS server; None: as the system does."""
     busy_poll: float = 0.0
     """After something was sent or has come: how long to look for more before the loop falls asleep."""
+
+    def quick(self) -> Options:
+        """Options for one of several servers: when it does not answer, the next one is tried soon."""
+        heartbeat = min(self.heartbeat, QUICK_HEARTBEAT_S)
+        return replace(self, heartbeat=heartbeat, connect_timeout=min(self.connect_timeout, QUICK_CONNECT_S))
 
     def credit(self, queue: str) -> int:
         """How many messages of a queue are fetched ahead."""

@@ -15,11 +15,14 @@ Everything here happens in the loop's thread; there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -131,7 +134,11 @@ class RemoteCaller(Calling):
     read_only = False
 
     def __init__(self, address: Address, options: Options) -> None:
-        self._address = address
+        self._servers = address.servers
+        self._address = self._servers[0]
+        """The server that there is a link to, or was last."""
+        self._has_lost = False
+        """Whether another one had better be tried first."""
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._client = secrets.token_hex(12)
@@ -235,7 +242,11 @@ class RemoteCaller(Calling):
             self._loop.call_soon(settle, None, NotSent("the connection was closed: connect again"))
             return outstanding
         self._outgoing.append(outstanding)
-        self._flush_soon()
+        if not self._is_flush_planned:  # as `_flush_soon`, which costs a call
+            self._is_flush_planned = True
+            self._loop.call_soon(self.flush)
+        if self._sweeper is None:
+            self._sweep_later()
         if self._link is None:
             self._reconnect_soon()
         return outstanding
@@ -458,7 +469,7 @@ class RemoteCaller(Calling):
     def lost(self, link: Link, error: Exception) -> None:
         """The link is no more."""
         if link is self._link:
-            self._link = None
+            self._link, self._has_lost = None, True
             log.warning("%s; connecting again", error)
             self._forget_pushes()
             self._reconnect_soon()
@@ -502,13 +513,30 @@ class RemoteCaller(Calling):
                 return
 
     async def _new_link(self) -> Link:
+        """A link to the first server that can be reached: after a loss, another one if there is any."""
+        places = await places_of(self._servers)
+        options = self._options.quick() if len(places) > 1 else self._options
+        if self._has_lost and len(places) > 1:
+            places.sort(key=lambda place: (place, place.ip) == (self._address, self._address.ip))
+        failures: list[PenstockError | OSError] = []
+        for place in places:
+            try:
+                link = await self._link_to(place, options)
+            except (PenstockError, OSError) as error:
+                failures.append(error)
+                continue
+            self._address = place
+            return link
+        raise next((each for each in failures if isinstance(each, AccessDenied)), failures[-1])
+
+    async def _link_to(self, place: Address, options: Options) -> Link:
         """A link of the best transport that works."""
         chosen = self._options.transport
         names = TRANSPORTS if chosen is None else (chosen,)
         refusal: PenstockError | None = None
         for name in names:
             try:
-                link: Link = await CONNECT[name](self._address, self._options, self)
+                link: Link = await CONNECT[name](place, options, self)
                 return link
             except UpgradeRefused as error:
                 refusal = error
@@ -592,6 +620,19 @@ class RemoteCaller(Calling):
         for outstanding in list(self._in_flight.values()):
             is_receive = self._closed and isinstance(outstanding.command, Receive)
             self._settle(outstanding, None, None if is_receive else _copied(sent))
+
+
+async def places_of(servers: Sequence[Address]) -> list[Address]:
+    """Where servers are: a name that stands for several machines is as good as their addresses."""
+    places: list[Address] = []
+    for server in servers:
+        ips: list[str] = []
+        with contextlib.suppress(OSError, UnicodeError):  # whoever connects says so
+            found = await asyncio.get_running_loop().getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+            ips = list(dict.fromkeys(str(each[4][0]) for each in found))
+        families = {":" in ip for ip in ips}
+        places += [replace(server, ip=ip) for ip in ips] if len(ips) > len(families) else [server]
+    return places
 
 
 def _wait_s(receive: Receive) -> float:

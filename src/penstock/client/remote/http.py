@@ -49,7 +49,10 @@ class HttpConnection(asyncio.Protocol):
     async def open(cls, address: Address, tls: ssl.SSLContext | None) -> HttpConnection:
         """A connection."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(address), address.host, address.port, ssl=tls)
+        host, name = address.ip or address.host, address.host if tls else None
+        _, connection = await loop.create_connection(
+            lambda: cls(address), host, address.port, ssl=tls, server_hostname=name
+        )
         return connection
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from penstock.client.remote.address import Address, Options
@@ -58,7 +59,7 @@ class MemberCaller(RemoteCaller):
     """Carries commands to one node."""
 
     def __init__(self, address: Address, options: Options, group: Group) -> None:
-        super().__init__(address, options)
+        super().__init__(replace(address, others=()), options.quick())
         self.address = address
         self.identity = group.identity
         self._group = group

@@ -32,6 +32,7 @@ from penstock.core.errors import (
     ConnectionLost,
     InvalidRequest,
     NotSent,
+    OutcomeUnknown,
     PenstockError,
 )
 from penstock.wire.answers import (
@@ -117,7 +118,9 @@ class PollLink:
         self._received: list[int] = []
         """Requests whose answers have come, which the server has not been told."""
         self._said_s = 0.0
+        self._heard_s = 0.0
         self._beat: asyncio.TimerHandle | None = None
+        self._life: asyncio.TimerHandle | None = None
 
     @property
     def is_writable(self) -> bool:
@@ -142,6 +145,7 @@ class PollLink:
         self.welcome = unpack_reply(Hello, answers[0][2])
         self._is_open = True
         self._beat_later()
+        self._life = self._loop.call_later(self._options.heartbeat, self._check_life)
 
     # -- what the caller does --
 
@@ -209,8 +213,9 @@ class PollLink:
 
     def abort(self) -> None:
         self._is_open = False
-        if self._beat is not None:
-            self._beat.cancel()
+        for timer in (self._beat, self._life):
+            if timer is not None:
+                timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         for connection in self._idle:
@@ -377,6 +382,7 @@ class PollLink:
                 if is_new or not error.was_silent:
                     raise
                 continue
+            self._heard_s = self._loop.time()
             if connection.is_usable:
                 self._idle.append(connection)
             return self._taken(response)
@@ -408,6 +414,27 @@ class PollLink:
 
     def _beat_later(self) -> None:
         self._beat = self._loop.call_later(self.welcome.session_ttl_ms / 3_000, self._keep_alive)
+
+    def _check_life(self) -> None:
+        """A server that owes answers for a while is asked for one that waits for nothing."""
+        if self._tasks and self._loop.time() - self._heard_s >= self._options.heartbeat:
+            self._start(self._ask_for_life())
+        self._life = self._loop.call_later(self._options.heartbeat, self._check_life)
+
+    async def _ask_for_life(self) -> None:
+        heartbeat_s = self._options.heartbeat
+        try:
+            async with asyncio.timeout(heartbeat_s):
+                connection = await HttpConnection.open(self._address, self._tls)
+                try:
+                    await connection.post("/livez", {}, b"")  # whatever it answers
+                finally:
+                    connection.close()
+        except (OSError, TimeoutError):
+            if self._loop.time() - self._heard_s >= heartbeat_s:
+                self._lose(OutcomeUnknown(f"{self._address} has been silent for {2 * heartbeat_s:g} s"))
+        else:
+            self._heard_s = self._loop.time()
 
     def _keep_alive(self) -> None:
         if self._loop.time() - self._said_s >= self.welcome.session_ttl_ms / 4_000:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +42,7 @@ import msgspec
 
 from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
+from penstock.client.remote.caller import RemoteCaller, RemoteIdentity, places_of
 from penstock.client.remote.http import HttpConnection
 from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, RoutedStream, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
@@ -112,7 +113,7 @@ class Partitions(msgspec.Struct, frozen=True):
 async def fetch_partitions(address: Address, options: Options) -> Partitions:
     """Ask a server for the map. `NotSent` if it does not tell."""
     try:
-        async with asyncio.timeout(options.connect_timeout):
+        async with asyncio.timeout(options.quick().connect_timeout):
             connection = await HttpConnection.open(address, tls_of(address, options))
             try:
                 headers = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
@@ -198,9 +199,18 @@ class RoutedCaller(Calling):
 
     @classmethod
     async def connect(cls, address: Address, options: Options) -> RoutedCaller:
-        """A caller that is connected to the server that was named, and has asked for the map."""
-        caller = cls(address, options)
-        await caller._home.open()
+        """A caller that is connected to a server that was named, and has asked for the map."""
+        places = await places_of(address.servers)
+        while True:
+            home = places.pop(0)
+            caller = cls(replace(home, others=address.servers), options)
+            try:
+                await caller._home.open()
+                break
+            except (PenstockError, OSError) as error:
+                if not places:
+                    raise
+                log.info("%s", error)
         try:
             await caller._refresh()
         except BaseException:  # who waited has left, and nobody else would end the connection
@@ -610,8 +620,8 @@ class RoutedCaller(Calling):
 
     def _open_another(self) -> None:
         """The first connection is lost, and perhaps the only one: another node will do."""
-        if self._partitions is not None and not self._any_linked().is_linked:
-            for address in self._partitions.addresses(is_tls=self._home.address.is_tls):
+        if not self._any_linked().is_linked:
+            for address in self._map_sources():
                 if address != self._home.address:
                     self._open(address)
 
@@ -671,7 +681,7 @@ class RoutedCaller(Calling):
     def _map_sources(self) -> list[Address]:
         known = [] if self._partitions is None else self._partitions.addresses(is_tls=self._home.address.is_tls)
         linked = [address for address, member in self._members.items() if member.is_linked]
-        return list(dict.fromkeys([*linked, *known, self._home.address]))
+        return list(dict.fromkeys([*linked, *known, self._home.address, *self._home.address.others]))
 
     def _take_map(self, found: Partitions, address: Address) -> None:
         self.counts.refreshes += 1

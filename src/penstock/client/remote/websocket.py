@@ -42,6 +42,7 @@ from penstock.wire.requests import SOCKET_PATH, VERSIONS, Cancel, Hello, Request
 _HELLO = 0
 """The number of the first request; those of the caller start above, those of this file are negative."""
 _CLOSE_TIMEOUT_S = 1.0
+_READ_FIRST_S = 0.05
 _HIGH_WATER_BYTES = 4 * 1024 * 1024
 _FRAME_BYTES_MAX = 1024 * 1024
 _HEAD_END = b"\r\n\r\n"
@@ -54,7 +55,11 @@ async def connect(address: Address, options: Options, listener: Listener) -> Web
     try:
         async with asyncio.timeout(options.connect_timeout):
             _, link = await loop.create_connection(
-                lambda: WebsocketLink(address, options, listener), address.host, address.port, ssl=tls
+                lambda: WebsocketLink(address, options, listener),
+                address.ip or address.host,
+                address.port,
+                ssl=tls,
+                server_hostname=address.host if tls else None,
             )
             try:
                 await link.ready
@@ -308,14 +313,25 @@ class WebsocketLink(asyncio.Protocol):
     # -- life --
 
     def _check_life(self) -> None:
-        silent_s = self._loop.time() - self._heard_s
-        if silent_s > 2 * self._options.heartbeat:
-            self._fail(OutcomeUnknown(f"{self._address} has been silent for {silent_s:.1f} s"))
+        """Ask who was silent for a heartbeat; one that was for two is dead."""
+        heartbeat_s, now_s = self._options.heartbeat, self._loop.time()
+        silent_s = now_s - self._heard_s
+        if silent_s >= 2 * heartbeat_s:  # if this process stood still, there may be something to read
+            self._beat = self._loop.call_later(_READ_FIRST_S, self._give_up, self._heard_s)
             return
-        if silent_s >= self._options.heartbeat / 2 and self._can_send:
+        if silent_s >= heartbeat_s and self._can_send:
             self._websocket.send_ping(b"alive?")
             self._flush()
-        self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)
+        self._beat = self._loop.call_at(
+            self._heard_s + (2 if silent_s >= heartbeat_s else 1) * heartbeat_s, self._check_life
+        )
+
+    def _give_up(self, heard_s: float) -> None:
+        if self._heard_s == heard_s:
+            silent_s = self._loop.time() - heard_s
+            self._fail(OutcomeUnknown(f"{self._address} has been silent for {silent_s:.1f} s"))
+        else:
+            self._check_life()
 
     def _stop_beating(self) -> None:
         if self._beat is not None:

@@ -17,6 +17,7 @@ from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.times import Seconds, config_of, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
+    MAIN,
     CancelRedrive,
     CountQueues,
     CreateQueue,
@@ -147,9 +148,13 @@ class Penstock:
         """A handle on a queue. Nothing is created until the first write."""
         return Queue(self._caller, name)
 
-    def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
-        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
-        self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
+    def create_queue(self, name: str, *, channels: Iterable[str] = (MAIN,), **settings: Unpack[QueueSettings]) -> Queue:
+        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`.
+
+        `channels` are those it has from the start. Without any, messages are kept for the first one that comes.
+        """
+        config = config_of(name, settings)
+        self._caller.call(CreateQueue(name=name, config=config, channels=tuple(channels)))
         return Queue(self._caller, name)
 
     def queues(self, prefix: str = "", *, dead_letters_to: str | None = None) -> list[str]:

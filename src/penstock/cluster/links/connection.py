@@ -155,6 +155,7 @@ class LinkConnection(LinkEnd[Numbered]):
             self.welcomed.set_result(None)
 
     def _fall_silent(self) -> None:
+        self._link.is_dead = True
         self._cut(BadFrame("the other node is silent"))
 
     def _cut(self, error: PenstockError) -> None:

@@ -67,6 +67,8 @@ class NoSecret(PermissionError):
 
 
 _TRUST_ERRORS = (ssl.SSLError, PeerNotTrusted)
+_REFUSED_S = 30.0
+"""A node that does not let this one in is not asked again, merely to watch it, for so long."""
 _PROBES = 3
 """A node that stops goes away as well, and cannot be reached the next time."""
 
@@ -93,6 +95,12 @@ class Link:
         self._closed = False
         self.remote_calls: Place | None = None
         """Where messages go back to if the other node does not have their shard any more."""
+        self.is_dead = False
+        """Whether the other node was silent for too long, or nobody listens where it was. Known only while watched."""
+        self._watched_until_s = 0.0
+        self._apart_s: float | None = None
+        """Since when it is watched, and not connected."""
+        self._refused_s = -_REFUSED_S
 
     @property
     def is_connected(self) -> bool:
@@ -147,6 +155,22 @@ class Link:
                 self.remote_calls.give_back(shard, delivery)
 
         self.submit(shard, give_back(delivery), given_back)
+
+    def watch(self, silence_s: float) -> bool:
+        """Stay connected, to see whether the other node lives: call it again and again. Returns whether it seems to."""
+        now_s = self._loop.time()
+        if self._connection is not None or now_s - self._refused_s < _REFUSED_S:  # who refuses lives
+            self.is_dead, self._apart_s = False, None
+        elif self._watched_until_s < now_s:  # nobody has looked for a while
+            self.is_dead, self._apart_s = False, now_s
+        elif self._apart_s is None:
+            self._apart_s = now_s
+        elif now_s - self._apart_s >= silence_s:
+            self.is_dead = True
+        self._watched_until_s = now_s + silence_s
+        if self._apart_s is not None:
+            self._connect_soon()
+        return not self.is_dead
 
     async def close(self) -> None:
         """Give up everything: what is in flight, and what waits."""
@@ -232,10 +256,12 @@ class Link:
 
     @property
     def _is_wanted(self) -> bool:
-        return not self._closed and (bool(self._outbox.items) or self._loop.time() < self._missed_until_s)
+        """A command waits, or the other node does, or somebody watches it."""
+        until_s = max(self._missed_until_s, self._watched_until_s)
+        return not self._closed and (bool(self._outbox.items) or self._loop.time() < until_s)
 
     async def _connect(self) -> None:
-        """Try, as long as somebody waits, or the other node does."""
+        """Try, as long as it is wanted."""
         failures = 0
         is_reported = False
         try:
@@ -251,6 +277,7 @@ class Link:
                         is_reported = True
                         log.error("%s", _trust_problem(self.address, error))
                     log.debug("the node at %s cannot be reached: %s", self.address, error)
+                    self.is_dead = self.is_dead or isinstance(error, ConnectionRefusedError)
                     self._give_up_late()
                     failures += 1
                     if self._is_wanted:
@@ -291,7 +318,8 @@ class Link:
 
     def _give_up(self, refusal: LinkRefused) -> None:
         log.error("the node at %s refuses this one: %s", self.address, refusal)
-        self._missed_until_s = 0.0
+        self._missed_until_s = self._watched_until_s = 0.0
+        self._refused_s = self._loop.time()
         waiting, self._outbox.items = self._outbox.items, []
         for call in waiting:
             self._fail(call, LinkRefused(str(refusal)))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -80,16 +79,12 @@ class LinkServer:
         self._awaited: dict[Process, asyncio.TimerHandle] = {}
         """Those that have none, and whose sessions end unless they come back."""
 
-    async def start(self, address: str, listener: socket.socket | None = None) -> str:
+    async def start(self, address: str) -> str:
         """Listen at HOST:PORT (0 picks a free port), or at the path of a Unix socket. Returns the address."""
         require_secret(address, self.identity.secret)
         loop, where = asyncio.get_running_loop(), split_address(address)
         make = partial(_PeerLink, self)
-        if listener is not None:
-            unix = listener.family == socket.AF_UNIX
-            serve = loop.create_unix_server if unix else loop.create_server
-            self._listener = await serve(make, sock=listener, backlog=_BACKLOG)
-        elif isinstance(where, str):
+        if isinstance(where, str):
             self._listener = await loop.create_unix_server(make, where, backlog=_BACKLOG)
             os.chmod(where, 0o600)
         else:
@@ -165,6 +160,16 @@ class LinkServer:
                 self._sessions.setdefault(who, set()).add((shard, number))
         for who in {*holders.values()} - {*self._present, self.identity.process}:
             self._expect(who)
+
+    def end_sessions_of(self, nodes: set[str]) -> None:
+        """These nodes are known to be dead: the leases of their connections are free at once.
+
+        What is for one shard goes to it in one turn of the loop, and so into one commit.
+        """
+        for who in [each for each in self._sessions if each[0] in nodes and each not in self._present]:
+            if who in self._awaited:
+                self._awaited.pop(who).cancel()
+            self._end_sessions(who)
 
     def _expect(self, who: Process) -> None:
         if who not in self._awaited:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.server.settings import ClusterSettings, InvalidSettings
 from penstock.wire.links import HEAD, MAGIC
 
+BEATS_PER_SILENCE = 6
 Process = tuple[str, bytes]
 """A node's name, and which process of that name."""
 
@@ -73,6 +74,16 @@ class LinkLimits(msgspec.Struct, frozen=True):
     session_grace_s: float = 10.0
     """Sessions that are connections end so long after their node's last link broke."""
     connections_max: int = 10_000
+
+
+def limits_within(silence_s: float, retry_timeout_s: float = LinkLimits.retry_timeout_s) -> LinkLimits:
+    """Limits of links that are broken when the other node was silent for so long.
+
+    >>> limits_within(3.0).beat_s, limits_within(3.0).silent_beats
+    (0.5, 6)
+    """
+    beat_s = silence_s / BEATS_PER_SILENCE
+    return LinkLimits(retry_timeout_s=retry_timeout_s, beat_s=beat_s, silent_beats=BEATS_PER_SILENCE)
 
 
 def split_address(address: str) -> tuple[str, int] | str:

@@ -79,12 +79,7 @@ class AskNode(Command):
 
 COMMANDS: tuple[type[Command], ...] = (*commands.COMMANDS, Tick, AskNode)
 """Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
-SINCE: dict[type[Command], int] = {
-    commands.TallyQueues: 3,
-    **dict.fromkeys((commands.LookUp, commands.DeleteMessages, commands.RescheduleMessages, commands.NameQueue), 4),
-    commands.ListSessions: 4,
-    commands.CountQueues: 4,
-}
+SINCE: dict[type[Command], int] = {kind: kind.traits.since for kind in COMMANDS if kind.traits.since}
 """Command -> the version of links that brought it, for those that the first build's does not have."""
 SETTINGS_SINCE: dict[str, int] = {}
 """Setting of a queue -> the version of links that brought it, for those that the first build does not have. They cannot

@@ -1,15 +1,13 @@
 """A look at a cluster from outside, and wishes for it: through the partitions topic, without being a node.
 
-Who is alive is asked of the consumer group while the topic is read. If the group does not answer, or misses a node that
-has not left, the topic is read on for a moment: nodes speak every second, and who is heard is alive.
+The topic is read to its end, and then on for a moment: nodes speak every second, and who is heard is alive.
 
 If the broker that leads the topic stands still, nothing can be read until Kafka has replaced it. Whoever looks in haste
-is told then what others say: the group who is alive, and Kafka how many shards there are.
+is told then how many shards there are, which other brokers say. A node's own `/v1/cluster` knows more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 import uuid
@@ -18,28 +16,25 @@ from collections.abc import Iterator, Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicMetadata
 
-from penstock.cluster.membership.group import GroupAsker, GroupSilent, quick
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.membership.view import ClusterView
-from penstock.core.errors import InvalidRequest
+from penstock.cluster.membership.view import ClusterView, NoCluster
 from penstock.store.errors import LogUnavailable
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import made_client, said
 
 ANSWER_S = 30.0
-TOPIC_S = 4.0
-"""How long the topic's leader may take to answer, for a quick look."""
-GROUP_S = 4.0
-"""How long the group's coordinator may take to answer."""
+QUICK_S = 1.5
+"""How long a quick look may take in all: the topic's leader may stand still."""
 LISTEN_S = 3.0
-"""How long nodes are listened to that the group does not know of: they speak every second."""
+"""How long nodes are listened to that have not left: they speak every second."""
+LISTEN_S_MIN = 0.6
+JUST_BEFORE_S = 2.5
+BROKER_S = 0.4
+"""How long one broker may take to answer a quick look, before another is asked."""
+PATIENT_BROKER_S = 2.0
 PAUSE_S = 0.2
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
-
-
-class NoCluster(InvalidRequest):
-    """There is no cluster of that name, or none that was ever started."""
 
 
 class Inspection(ClusterView):
@@ -51,17 +46,14 @@ class Inspection(ClusterView):
     def __init__(self, options: KafkaOptions, *, is_quick: bool = False) -> None:
         self._options = options
         self._is_quick = is_quick
-        self._admin = made_client(AdminClient, self._quick_options())
+        self._until_s = time.monotonic() + (QUICK_S if is_quick else ANSWER_S)
         super().__init__(Ledger(), options.cluster)
         self.alive: set[str] = set()
         self.shards = 0
-        group = GroupAsker(options)
         try:
-            self.unread = self._look(group)
+            self.unread = self._look()
         except KafkaException as error:
             raise said(error, options, f"the cluster {options.cluster} cannot be looked at") from error
-        finally:
-            group.close()
         if self.unread is not None:
             return
         if self.ledger.cluster is None:
@@ -73,14 +65,15 @@ class Inspection(ClusterView):
     # -- Kafka --
 
     def _quick_options(self) -> KafkaOptions:
-        """Options of clients that soon turn to another broker, when one stands still."""
-        return dataclasses.replace(self._options, properties=quick(dict(self._options.properties), GROUP_S))
+        """Options of clients that soon turn to another broker, when one stands still, unless they say it themselves."""
+        broker_ms = round(1_000 * (BROKER_S if self._is_quick else PATIENT_BROKER_S))
+        patience = {"socket.timeout.ms": max(1_000, broker_ms), "socket.connection.setup.timeout.ms": 1_000}
+        patience |= {"api.version.request.timeout.ms": broker_ms, "log_level": 0}
+        return dataclasses.replace(self._options, properties={**patience, **self._options.properties})
 
-    def _look(self, group: GroupAsker) -> str | None:
+    def _look(self) -> str | None:
         """Read the topic to its end; then see who is alive. Returns why it cannot be read, in a quick look."""
-        with contextlib.suppress(GroupSilent):  # it is said when the answer is looked for
-            group.ask(GROUP_S)
-        topics = self._admin.list_topics(timeout=ANSWER_S).topics
+        topics = self._topics()
         if self._options.partitions_topic not in topics:
             return None
         try:
@@ -88,18 +81,29 @@ class Inspection(ClusterView):
         except (KafkaException, LogUnavailable):
             if not self._is_quick:
                 raise
-            return self._do_without(topics, group)
+            return self._do_without(topics)
         try:
-            self._see_who_is_alive(group, consumer)
+            self._see_who_is_alive(consumer)
         finally:
             consumer.close()
         return None
+
+    def _topics(self) -> Mapping[str, TopicMetadata]:
+        """What topics there are. A client may have met a broker that stands still: another one is made."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while True:
+            admin = made_client(AdminClient, self._quick_options())
+            try:
+                return admin.list_topics(timeout=BROKER_S * 2 if self._is_quick else ANSWER_S).topics
+            except KafkaException:
+                if time.monotonic() > deadline_s:
+                    raise
 
     def _read(self) -> Consumer:
         """Read the topic to its end. Returns who reads, to read on."""
         consumer, end = self._reader()
         try:
-            for offset, key in self._records(consumer, ANSWER_S):
+            for offset, key in self._records(consumer, self._until_s - time.monotonic()):
                 if not key or offset + 1 >= end:  # with many nodes there is always more to read, and never an end
                     return consumer
             raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
@@ -107,20 +111,18 @@ class Inspection(ClusterView):
             consumer.close()
             raise
 
-    def _do_without(self, topics: Mapping[str, TopicMetadata], group: GroupAsker) -> str:
-        """Ask the others. Returns why the topic cannot be read. What was read of it may be out of date: it goes."""
+    def _do_without(self, topics: Mapping[str, TopicMetadata]) -> str:
+        """Returns why the topic cannot be read. What was read of it may be out of date: it goes."""
         leader = topics[self._options.partitions_topic].partitions[0].leader
         self.ledger = Ledger()
         if self._options.data_topic in topics:
             self.shards = len(topics[self._options.data_topic].partitions)
-        self.alive = self._members(group)
         return "it has no leader" if leader < 0 else f"broker {leader} leads it, and does not answer"
 
     def _reader(self) -> tuple[Consumer, int]:
         """Who reads the topic from its start, and where it ends. A client believes in a leader that stands still for as
         long as it waits for it: another one is made, which asks who leads now."""
         partition = TopicPartition(self._options.partitions_topic, 0, _BEGINNING)
-        deadline_s = time.monotonic() + (TOPIC_S if self._is_quick else ANSWER_S)
         while True:
             consumer = made_client(
                 Consumer,
@@ -131,35 +133,28 @@ class Inspection(ClusterView):
                 isolation_level="read_committed",
             )
             try:
-                _, end = consumer.get_watermark_offsets(partition, GROUP_S)
+                _, end = consumer.get_watermark_offsets(partition, 0.5 if self._is_quick else ANSWER_S / 10)
             except KafkaException:
                 consumer.close()
-                if time.monotonic() > deadline_s:
+                if time.monotonic() > self._until_s:
                     raise
                 time.sleep(PAUSE_S)
             else:
                 consumer.assign([partition])
                 return consumer, end
 
-    def _members(self, group: GroupAsker) -> set[str]:
-        """The nodes that the group knows of: none if it is silent."""
-        try:
-            members = group.answer(GROUP_S)
-            self.silence = None if members is not None else f"there is no answer in {GROUP_S:g} s"
-        except GroupSilent as silence:
-            members, self.silence = None, str(silence)
-        return set(members or ())
-
-    def _see_who_is_alive(self, group: GroupAsker, consumer: Consumer) -> None:
-        self.alive = self._members(group)
-        if self.alive >= self._expected():
-            return
-        for _, key in self._records(consumer, LISTEN_S):
+    def _see_who_is_alive(self, consumer: Consumer) -> None:
+        """Whoever is heard, and who had said something just before."""
+        seconds = max(LISTEN_S_MIN, min(LISTEN_S, self._until_s - time.monotonic()))
+        for _, key in self._records(consumer, seconds):
             kind, _, name = key.partition("/")
-            if kind == "load":
-                self.alive.add(name)
-                if self.alive >= self._expected():
-                    return
+            if kind == "load" and name in self.ledger.loads:
+                since_ms = self.ledger.loads[name].at_ms - round(JUST_BEFORE_S * 1_000)
+                self.alive |= {name} | {each for each, load in self.ledger.loads.items() if load.at_ms >= since_ms}
+            if self.alive >= self._expected():
+                return
+        if not self.alive and self._expected():
+            self.silence = f"none has written to it for {seconds:.1f} s"
 
     def _expected(self) -> set[str]:
         """The nodes that have not left."""

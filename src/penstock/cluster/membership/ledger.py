@@ -1,4 +1,4 @@
-"""What the partitions topic says: its records, and the state of the cluster that they add up to. Pure.
+"""What a cluster says of itself: its records, and the state of the cluster that they add up to. Pure.
 
     cluster        the cluster itself, written once                        by the first controller
     controller     who decides                                             by the controller
@@ -10,7 +10,8 @@
     wish/<n>       where somebody wants a shard to be                      by hand
     drain/<name>   a node that somebody wants to be empty                  by hand
 
-The topic is compacted: the last record of each key stays. Records are JSON, so that Kafka's own tools show them. Each
+In Kafka they are in the partitions topic, which is compacted: the last record of each key stays. In ZooKeeper each is a
+znode. Records are JSON, so that Kafka's and ZooKeeper's own tools show them. Each
 has a version; what is newer than this program is refused, and the node does not start. Fields that this program does
 not know are passed over.
 """
@@ -205,7 +206,7 @@ class Ledger:
             return
         kind, _, name = key.partition("/")
         if kind in ("serving", "node"):
-            self.map_version = offset + 1
+            self.map_version = max(self.map_version, offset + 1)
         if kind in _BY_NUMBER and name.isdecimal():
             self._put(kind, int(name), None if value is None else _decode(key, value, _BY_NUMBER[kind]))
         elif kind in _BY_NAME and name:

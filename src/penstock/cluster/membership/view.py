@@ -16,6 +16,10 @@ NODE_FIELDS = ("node", "state", "controller", "shards", "rate", "backlog", "byte
 SHARD_FIELDS = ("shard", "owner", "served_by", "state", "epoch", "wish", "queues", "rate", "backlog", "bytes", "outbox")
 
 
+class NoCluster(InvalidRequest):
+    """There is no cluster of that name, or none that was ever started."""
+
+
 class ClusterView:
     """What the partitions topic says, for people. Whoever has it says who is alive, and writes the wishes."""
 
@@ -26,7 +30,7 @@ class ClusterView:
         self.ledger = ledger
         self._cluster = cluster
         self.silence: str | None = None
-        """Why the group does not say who is alive, if so: then nothing is known of nodes that are not heard."""
+        """Why it is not known who is alive, if so."""
         self.unread: str | None = None
         """Why the topic could not be read, if so: then nothing is known of shards, and of nodes that they are alive."""
 

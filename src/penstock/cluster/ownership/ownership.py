@@ -165,6 +165,11 @@ class Ownership:
                 await asyncio.wait_for(news.wait(), min(1.0, max(0.0, deadline_s - self._loop.time())))
         return not self._owned_shards
 
+    def give_up(self, reason: str) -> None:
+        """Whatever is owned here now is somebody else's by now, or free."""
+        for owned_shard in self._owned_shards.values():
+            owned_shard.end(reason)
+
     async def close(self) -> None:
         """Give up every shard, in writing."""
         self._stopping = True
@@ -218,7 +223,7 @@ class Ownership:
         owned_shard.served = AsyncShard(shard, commit_in_thread=True)
         assert owned_shard.claimed is not None
         if not owned_shard.claimed.is_clean:
-            left_s = owned_shard.claimed.fenced_s + self._proof_s * CLOCK_MARGIN - steady_s()
+            left_s = owned_shard.claimed.fenced_s + owned_shard.claimed.former_proof_s * CLOCK_MARGIN - steady_s()
             log.info(
                 "shard %d was not released in writing: it is served in %.1f s", owned_shard.shard, max(0.0, left_s)
             )
@@ -230,7 +235,7 @@ class Ownership:
         assert cluster is not None
         store = self._open_store(owned_shard.shard)
         try:
-            owned_shard.claimed = ClaimedStore(store, self._node, owned_shard.epoch)
+            owned_shard.claimed = ClaimedStore(store, self._node, owned_shard.epoch, proof_s=self._proof_s)
         except BaseException:
             store.close()
             raise
@@ -339,6 +344,9 @@ class Claim(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     node: str
     is_released: bool = False
+    proof_ms: int = round(PROOF_S * 1_000)
+    """How long a commit proves to it that the shard is its own: the next owner waits for so long. An earlier build does
+    not say it."""
 
 
 class ShardGivenAway(StoreError):
@@ -357,7 +365,9 @@ class Fencing(Protocol):
 class ClaimedStore(ReadThrough):
     """A store with this node's claim in it. Closing it in good health, and alone, releases the shard."""
 
-    def __init__(self, store: Store, node: str, epoch: int, now_s: Callable[[], float] = steady_s) -> None:
+    def __init__(
+        self, store: Store, node: str, epoch: int, now_s: Callable[[], float] = steady_s, proof_s: float = PROOF_S
+    ) -> None:
         """Claim a store that was just opened, which has fenced its former owner."""
         self.fenced_s = now_s() - fenced_ago_s(store)
         """When nobody else could commit any more."""
@@ -372,12 +382,14 @@ class ClaimedStore(ReadThrough):
         self._is_whole = True
         """Whether the last commit was written. What was not is gone: somebody may hold what the log calls free, or have
         given back what it calls held. So the next owner must not think that it has everything."""
-        self._claim = Claim(CLAIM_VERSION, epoch, node)
+        self._claim = Claim(CLAIM_VERSION, epoch, node, proof_ms=round(proof_s * 1_000))
         former = read_claim(store)
         if former is not None and former.epoch > epoch:
             raise ShardGivenAway(f"epoch {epoch} is over: node {former.node!r} has had the shard in {former.epoch}")
         self.is_clean = former is None or former.is_released
         """Whether there is nobody to wait for."""
+        self.former_proof_s = 0.0 if former is None else former.proof_ms / 1_000
+        """How long the former owner may go on without knowing that it was fenced."""
         self.is_alone = self.is_clean
         """Whether nobody else can hand out messages any more: set by who has waited."""
         self.began_s = now_s()

@@ -6,7 +6,7 @@ shard right there: the router's call is the shard's call. The other ways begin h
 
     scatter_gather.py  a command about one queue: to its shard, straight to one of its partitions, or to several;
                        what concerns several shards: coroutines ask them, and put the replies together
-    elsewhere.py       a shard of another node, or one that has moved
+    remote_calls.py    a shard of another node, or one that has moved
     sessions.py        what is about sessions, and commands that name one
     subscriptions.py   subscriptions, and their credit
 

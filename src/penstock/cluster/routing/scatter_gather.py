@@ -59,6 +59,8 @@ from penstock.core.commands import (
     RedriveTask,
     Send,
     Sent,
+    Staged,
+    StageWork,
     Stats,
     Subscribe,
     handlers_of,
@@ -221,6 +223,27 @@ class Work:
     async def last_mark(self, command: LastMark) -> int:
         """The shard of the mark's name knows."""
         return await self._router.ask(home_of(command.name, self._router.shards), command)  # type: ignore[no-any-return]
+
+    async def stage_work(self, command: StageWork) -> Staged:
+        """Write sends where the mark is, until the work is committed there."""
+        looks = 0
+        while True:
+            sends: list[tuple[int, Send]] = []
+            for send in command.sends:
+                sends += [(shard, part) for shard, _, part in await self._place_send(send)]
+            placed = msgspec.structs.replace(
+                command, sends=[send for _, send in sends], send_shards=[shard for shard, _ in sends]
+            )
+            try:
+                return await self._router.ask(  # type: ignore[no-any-return]
+                    home_of(command.name, self._router.shards), placed
+                )
+            except QueueReplaced:  # nothing was done
+                looks += 1
+                if looks == LOOKS_MAX:
+                    raise
+            for name in dict.fromkeys(send.queue for send in command.sends):
+                await self._queues.look_again(name)
 
     async def commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
         """Do it whole, or not at all. If a queue is not as it was, nothing was done, and it is tried again."""

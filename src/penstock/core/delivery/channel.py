@@ -11,6 +11,7 @@ Receive attempt ids: the same receive once more, after a lost answer, gets the s
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -268,20 +269,11 @@ class Channel:
             self.dispatch.plan()
         return window
 
-    def is_done_with(self, lane: int, base: int) -> bool:
-        """Whether this channel needs a chunk of a shared lane no more."""
-        if base < self.start:
-            return True
-        window = self.windows.get(lane)
-        if window is not None and base in window.entries:
-            return False
-        cursor = self.cursors.get(lane)
-        return cursor is None or base < cursor.sequence
-
-    def announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
-        """The queue has a new chunk in a shared lane."""
+    def announce(self, key: ChunkKey, chunk: Chunk | None, now_ms: int) -> None:
+        """The queue has a new chunk in a shared lane. It is not looked at in a NORMAL one."""
         cursor = self.cursors.get(key.lane)
         if cursor is None:
+            assert chunk is not None
             window = self.window(key.lane)
             entry = window.add(key, chunk.sent_ms)
             self.write_buffer.touch(window, entry)
@@ -321,11 +313,15 @@ class Channel:
 
     def finish_leased(self, window: Window, entries: list[Entry]) -> None:
         """All messages of neighbouring whole entries, which were leased, are done."""
+        at = bisect_left(window.bases, entries[0].base)
+        del window.bases[at : at + len(entries)]
         for entry in entries:
             window.leased -= entry.count
             entry.state = _ACKED[entry.state]
             entry.left = 0
-        window.remove_whole(entries)
+            del window.entries[entry.base]
+        if not window.entries:
+            window.clear()
         self._dirty[self] = None
         if self.wait_queue.waiters:
             self.queue.broker.woke(self)

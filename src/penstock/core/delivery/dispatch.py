@@ -96,6 +96,7 @@ class Dispatch:
         self.queue = channel.queue
         self.write_buffer = channel.write_buffer
         self.windows = channel.windows
+        self._dirty = channel.queue.broker.dirty_channels
         self._fresh: list[Fresh] = []
         """The highest priority first."""
         self._again: list[tuple[int, Window]] = []
@@ -104,8 +105,10 @@ class Dispatch:
         self._fair: dict[int, FairIndex] = {}
         self._recalled = 0
         """Messages that were brought in because somebody named them, since the store was opened."""
+        self.recallable = min(RECALLED_MAX, LOOK_AHEAD)
+        """How many more the next command that names messages may bring in."""
         self.recall_left = 0
-        """How many more may be, by the command that is being done."""
+        """How many more the command that is being done may."""
 
     def plan(self) -> None:
         """Lay down the order in which a receive looks at the windows."""
@@ -162,8 +165,10 @@ class Dispatch:
                 raise self.queue.quarantine(key, damage) from None
             entry = window.add(key, chunk.sent_ms)
             cursor.sequence = entry.stop
-            cursor.passed(entry.count)
-            self.channel.touch()
+            cursor.ahead -= entry.count
+            if not cursor.ahead:
+                cursor.caught_up = True
+            self._dirty[self.channel] = None
             self.write_buffer.touch(window, entry)
             return entry, chunk
         return None
@@ -189,13 +194,10 @@ class Dispatch:
                     found = found or entry.stop > first
         return found
 
-    def allow_recall(self) -> None:
-        """A command begins that may name messages whose delivery was forgotten."""
-        self.recall_left = min(RECALLED_MAX, max(0, LOOK_AHEAD - self._recalled))
-
     def count_recalled(self, count: int) -> None:
         """Messages were brought in because somebody named them."""
         self._recalled += count
+        self.recallable = min(RECALLED_MAX, max(0, LOOK_AHEAD - self._recalled))
         self.recall_left -= count
 
     def lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
@@ -374,8 +376,22 @@ class Dispatch:
     def _take_fresh(self, window: Window, heap: Heap, cursor: Cursor | None, grant: Grant) -> None:
         if cursor is not None and self.queue.is_fair:
             self._take_fair(window, cursor, grant)
-        elif heap or (cursor is not None and cursor.ahead):
-            self._take_from(window, heap, cursor, grant)
+            return
+        while grant.left and (heap or (cursor is not None and cursor.ahead)):
+            if heap:
+                found = window.take_run(heap, grant.left)
+                if found is not None:
+                    entry, first, stop = found
+                    self._lease(window, entry, self.channel.load(entry), first, stop, grant)
+                continue
+            brought = None if cursor is None else self._bring_in(window, cursor)
+            if brought is None:
+                break
+            entry, chunk = brought
+            if entry.count <= grant.left and chunk.due_ms is None:
+                self._lease_whole(window, entry, chunk, grant)
+            else:
+                self.offer(window, entry, chunk, grant.now_ms)
 
     def _take_by_turns(self, grant: Grant) -> None:
         """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then a
@@ -463,23 +479,6 @@ class Dispatch:
             entry, first, stop = found
             share -= stop - first
             self._lease(best, entry, self.channel.load(entry), first, stop, grant)
-
-    def _take_from(self, window: Window, heap: Heap, cursor: Cursor | None, grant: Grant) -> None:
-        while grant.left:
-            if heap:
-                found = window.take_run(heap, grant.left)
-                if found is not None:
-                    entry, first, stop = found
-                    self._lease(window, entry, self.channel.load(entry), first, stop, grant)
-                continue
-            brought = None if cursor is None else self._bring_in(window, cursor)
-            if brought is None:
-                break
-            entry, chunk = brought
-            if entry.count <= grant.left and chunk.due_ms is None:
-                self._lease_whole(window, entry, chunk, grant)
-            else:
-                self.offer(window, entry, chunk, grant.now_ms)
 
     def _take_fair(self, window: Window, cursor: Cursor, grant: Grant) -> None:
         index = self._fair_index(window)

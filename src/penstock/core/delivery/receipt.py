@@ -218,7 +218,7 @@ _are_equal: Final = hmac.compare_digest
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/!!")
 """The other alphabet's own characters become some that are in none."""
-_FORGED = "this receipt was not made by this store, or was changed on its way"
+_FORGED = "this receipt was not made by this store, or was changed: use it exactly as the receive gave it"
 
 
 class Receipt(NamedTuple):
@@ -230,7 +230,7 @@ class Receipt(NamedTuple):
     >>> Receipt.open(text, lambda queue_id: b"another key")
     Traceback (most recent call last):
         ...
-    penstock.core.errors.ForgedReceipt: this receipt was not made by this store, or was changed on its way
+    penstock.core.errors.ForgedReceipt: this receipt was not made by this store, or was changed: ...
     """
 
     queue_id: int

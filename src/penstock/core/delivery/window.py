@@ -17,7 +17,7 @@ and is looked at when the run is taken.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
@@ -205,23 +205,15 @@ class Window:
         else:
             del self.bases[bisect_right(self.bases, entry.base) - 1]
         if not self.entries:
-            self._clear()
+            self.clear()
         elif not entry.is_whole:
             self.in_use -= entry.count
             self.columns.forget(slice(entry.start, entry.start + entry.count))
             if self.columns.size > _COMPACT_MIN and self.in_use * 2 < self.columns.size:
                 self._compact()
 
-    def remove_whole(self, entries: list[Entry]) -> None:
-        """Forget neighbouring whole entries whose messages are all done."""
-        at = bisect_left(self.bases, entries[0].base)
-        del self.bases[at : at + len(entries)]
-        for entry in entries:
-            del self.entries[entry.base]
-        if not self.entries:
-            self._clear()
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Nothing is in work any more."""
         self.again.clear()
         self.fresh.clear()
         self.whole_deadlines.clear()

@@ -72,7 +72,9 @@ class Acknowledging:
     def _give_back(self, command: GiveBack) -> Settled:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
-        self._check_spans(command.spans)
+        for first, last, _ in command.spans:
+            if not 0 <= first <= last:
+                raise _backwards(first, last)
         if channel.queue.leases_are_durable:
             error = "the receiver went away"
             return self._each(
@@ -109,8 +111,11 @@ class Acknowledging:
 
     def spans_of(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:
         """The messages that a command names, as spans. `ForeignReceipt` for a receipt of another queue or channel."""
-        self._check_spans(command.spans)
-        channel.dispatch.allow_recall()
+        for first, last, _ in command.spans:
+            if not 0 <= first <= last:
+                raise _backwards(first, last)
+        dispatch = channel.dispatch
+        dispatch.recall_left = dispatch.recallable
         if not command.receipts:
             return command.spans
         opened = [self.broker.open_receipt(text) for text in command.receipts]
@@ -139,13 +144,11 @@ class Acknowledging:
         return settled
 
     @staticmethod
-    def _check_spans(spans: list[Span]) -> None:
-        """A span that ends before it begins would be counted as fewer messages than none."""
-        for first, last, _ in spans:
-            if not 0 <= first <= last:
-                raise InvalidRequest(f"a span goes from {first} to {last}: it must not end before it begins")
-
-    @staticmethod
     def _check_delay(delay_ms: int | None) -> None:
         if delay_ms is not None and not 0 <= delay_ms <= DELAY_MS_MAX:
             raise InvalidRequest(out_of_range("delay_ms", delay_ms, 0, DELAY_MS_MAX))
+
+
+def _backwards(first: int, last: int) -> InvalidRequest:
+    """A span that ends before it begins would be counted as fewer messages than none."""
+    return InvalidRequest(f"a span goes from {first} to {last}: it must not end before it begins")

@@ -192,6 +192,7 @@ class Catalog:
             channel.count()
             broker.dirty_channels.pop(channel, None)
         queue.count_out()
+        broker.staging.drop_of(queue)
         broker.write_buffer.drop_chunks(queue.id)
         for kind in keys.OF_A_QUEUE:
             broker.write_buffer.changes.drop(keys.record(kind, queue.id))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.commands import (
     MAIN,
+    NOT_DUE_MAX,
     AckConsumer,
     AckUpTo,
     Browse,
@@ -60,7 +61,8 @@ class Reading:
         partitions = min(queue.config.partitions, self.broker.meta.shards)
         first = position.first_offset(queue)
         after_ms = position.sent_after(queue, command.after)
-        return Offsets(queue.name, queue.id, first, end, at_times, cut, partitions, after_ms)
+        not_due = position.not_due(queue, NOT_DUE_MAX)
+        return Offsets(queue.name, queue.id, first, end, at_times, cut, partitions, after_ms, not_due)
 
     def _list_chunks(self, command: ListChunks) -> ChunkList:
         queue = self.broker.find_queue(command.queue, command.of_queue)

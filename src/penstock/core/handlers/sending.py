@@ -20,6 +20,7 @@ from penstock.core.handlers.checks import check_queue_id, check_text
 from penstock.core.queues.config import (
     BATCH_BYTES_MAX,
     DELAY_MS_MAX,
+    MESSAGE_BYTES_CEILING,
     PRIORITY_MAX,
     QueueConfig,
     check_name,
@@ -40,6 +41,9 @@ _BARE_FROM: Final = Send.__struct_fields__.index("attributes")
 _BARE_TO: Final = Send.__struct_fields__.index("due_ms") + 1
 _BARE: Final = _fields_of(Send(queue="", bodies=[]))[_BARE_FROM:_BARE_TO]
 """What a send says besides queue and bodies when it says nothing."""
+
+_ANY_QUEUE = QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING)
+"""What is not right for this one is right for no queue: all that is known of a send to another shard."""
 
 
 class Sending:
@@ -111,6 +115,10 @@ class Sending:
             for channel in command.channels:
                 check_name(channel, "channel")
         return self.check_messages(command, config, self.broker.now_ms)
+
+    def check_elsewhere(self, command: Send) -> int:
+        """Raise what no queue of another shard would take. Returns its size."""
+        return self.check(command, _ANY_QUEUE)[0]
 
     @classmethod
     def check_messages(cls, command: Send, config: QueueConfig, now_ms: int) -> tuple[int, bytes | None]:

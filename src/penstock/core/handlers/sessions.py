@@ -38,7 +38,8 @@ class SessionRegister:
         """Session -> the channels in which it may hold leases."""
         self._own = 0
         """The session of this process; 0 while it has none."""
-        self._opened_ms = 0
+        self._hearing_ms = 0
+        """Since when heartbeats are heard: before, the store was closed, or the process stood still."""
         """When sessions were taken back from the store: before, nobody could hear their heartbeats."""
 
     def _open_session(self, command: OpenSession) -> int:
@@ -149,16 +150,20 @@ class SessionRegister:
         session = self.broker.sessions.get(number)
         if session is None or session.ttl_ms is None:
             return
-        expires_ms = max(session.seen_ms, self._opened_ms) + session.ttl_ms
+        expires_ms = max(session.seen_ms, self._hearing_ms) + session.ttl_ms
         if expires_ms <= self.broker.now_ms:
             self._end(number, "session expired")
         else:
             self.broker.schedule(expires_ms, "session", number)
 
+    def stood_still(self, now_ms: int) -> None:
+        """Heartbeats may have come and not been read: every session has its whole time again."""
+        self._hearing_ms = now_ms
+
     def restore(self, number: int, data: bytes) -> None:
         """Take a session back from its record."""
         session = self.broker.sessions[number] = msgspec.msgpack.decode(data, type=Session)
-        self._opened_ms = now_ms = self.broker.now_ms
+        self._hearing_ms = now_ms = self.broker.now_ms
         if session.seen_ms > now_ms:  # the clock was ahead
             session.seen_ms = now_ms
             self._save(number)

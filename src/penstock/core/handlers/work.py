@@ -37,7 +37,6 @@ from penstock.core.handlers.checks import check_lease, check_queue_id
 from penstock.core.queues.config import (
     BATCH_BYTES_MAX,
     MARKED_BYTES_MAX,
-    MESSAGE_BYTES_CEILING,
     QueueConfig,
     config_for,
 )
@@ -45,9 +44,6 @@ from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
-
-_ANY_QUEUE = QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING)
-"""What is not right for this one is right for no queue: all that is known of a send to another shard."""
 
 
 class UnitsOfWork:
@@ -58,6 +54,8 @@ class UnitsOfWork:
 
     def _commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
         if command.mark is None:
+            if command.stage:
+                raise InvalidRequest("only work with a mark has a stage")
             return self._do_work(command)
         broker, marks = self.broker, self.broker.marks
         name, number = command.mark
@@ -71,9 +69,13 @@ class UnitsOfWork:
                 f"the last number of {name!r} is {marks.last(name)}, and the work starts after "
                 f"{command.mark_after}: nothing was done; go on from where it is"
             )
+        if command.stage:
+            broker.staging.find(command.stage)
         replies = self._do_work(command)
         if command.check_only:
             return replies
+        if command.stage:
+            broker.staging.commit(command.stage)
         marks.set(name, number, broker.now_ms, broker.write_buffer.changes)
         broker.must_commit = True
         return replies
@@ -96,7 +98,7 @@ class UnitsOfWork:
     def _do_work(self, command: CommitWork) -> list[Sent]:
         if self.broker.meta.shards == 1:
             self._check_acks(command.acks)
-            self._check_sends(command.sends, _bytes_max(command))
+            self.check_sends(command.sends, _bytes_max(command))
             return [] if command.check_only else self._work(command.acks, command.sends)
         return self._do_work_over_shards(command)
 
@@ -125,7 +127,7 @@ class UnitsOfWork:
                 raise WorkRefused(f"a message of queue {channel.queue.name!r} is taken twice in one unit of work")
         return list(spans_of.items())
 
-    def _check_sends(self, sends: list[Send], bytes_max: int) -> None:
+    def check_sends(self, sends: list[Send], bytes_max: int) -> None:
         """Raise what is wrong with a unit of work's sends, before anything has happened."""
         broker = self.broker
         groups_of: dict[str, list[str | None]] = {}
@@ -154,14 +156,14 @@ class UnitsOfWork:
     def _do_work_over_shards(self, command: CommitWork) -> list[Sent]:
         """A unit of work of which this shard is the coordinator: what is elsewhere goes into the outbox."""
         here = self.broker.meta.shard
-        ack_shards = self._shards_of(command.ack_shards, [ack.queue for ack in command.acks], "acks")
-        send_shards = self._shards_of(command.send_shards, [send.queue for send in command.sends], "sends")
+        ack_shards = self.shards_of(command.ack_shards, [ack.queue for ack in command.acks], "acks")
+        send_shards = self.shards_of(command.send_shards, [send.queue for send in command.sends], "sends")
         acks = [ack for ack, shard in zip(command.acks, ack_shards, strict=True) if shard == here]
         sends = [send for send, shard in zip(command.sends, send_shards, strict=True) if shard == here]
         self._check_acks(acks)
-        self._check_sends(sends, _bytes_max(command))
+        self.check_sends(sends, _bytes_max(command))
         sizes = [
-            0 if shard == here else self.broker.sending.check(send, _ANY_QUEUE)[0]
+            0 if shard == here else self.broker.sending.check_elsewhere(send)
             for send, shard in zip(command.sends, send_shards, strict=True)
         ]
         _check_work_size(sum(sizes), _bytes_max(command))
@@ -179,7 +181,8 @@ class UnitsOfWork:
             for send, shard, size in zip(command.sends, send_shards, sizes, strict=True)
         ]
 
-    def _shards_of(self, given: list[int] | None, names: list[str], what: str) -> list[int]:
+    def shards_of(self, given: list[int] | None, names: list[str], what: str) -> list[int]:
+        """The shards of the parts of a unit of work."""
         if given is None:
             return [self.broker.shard_of(name) for name in names]
         shards = self.broker.meta.shards

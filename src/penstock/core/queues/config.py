@@ -28,7 +28,7 @@ DEDUP_WINDOW_MS = 5 * MINUTE_MS
 MESSAGE_BYTES_CEILING = 256 * 1024 * 1024
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 MARKED_BYTES_MAX = 4 * 1024 * 1024 * 1024
-"""Of work with a mark: a server makes it of what it has staged, and has a limit of its own (`publish_bytes_max`)."""
+"""Of work with a mark, beside what was staged: a server has a limit of its own for it (`publish_bytes_max`)."""
 """How much one send, or one unit of work, may carry."""
 
 Kind = Literal["standard", "fifo"]

@@ -146,6 +146,21 @@ def sent_after(queue: Queue, offset: int) -> int | None:
     return next((queue.sent_ms(key) for key in chunks_between(queue, offset, None, 1)), None)
 
 
+def not_due(queue: Queue, limit: int) -> list[tuple[int, int, int]]:
+    """The first runs of messages that were sent with a delay and are not due: see `Offsets`."""
+    found: list[tuple[int, int, int]] = []
+    for key in queue.delayed_keys():
+        if key.aged_ms <= queue.broker.now_ms:
+            continue
+        if found and found[-1][1:] == (key.base, key.aged_ms):
+            found[-1] = (found[-1][0], key.base + key.messages, key.aged_ms)
+        elif len(found) == limit:
+            break
+        else:
+            found.append((key.base, key.base + key.messages, key.aged_ms))
+    return found
+
+
 def chunks_between(queue: Queue, offset: int, end: int | None, limit: int) -> list[ChunkKey]:
     """The chunks with messages from an offset up to, not including, an end, by base; so many at most."""
     found: list[ChunkKey] = []

@@ -58,6 +58,7 @@ from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, Kind, LaneKind, lane_code
 from penstock.core.storage.records import Consumer, QuarantineRecord, QueueRecord
+from penstock.core.storage.segments import Segment
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
@@ -202,6 +203,9 @@ class Queue:
     def keep(self, key: ChunkKey, chunk: Chunk) -> None:
         """Write a chunk, and count it."""
         self.write_buffer.put(key, chunk)
+        self._count_in(key)
+
+    def _count_in(self, key: ChunkKey) -> None:
         self.messages += key.messages
         self.size += key.size
         self._dirty[self] = None
@@ -209,7 +213,26 @@ class Queue:
         if retention_ms is not None and (watched_ms is None or key.aged_ms + retention_ms < watched_ms):
             self._watch_retention(key.aged_ms)
 
-    def _announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
+    def publish(self, segment: Segment, staged: list[ChunkKey], *, has_groups: bool) -> None:
+        """Show the channels messages that were staged; their numbers are the queue's next ones."""
+        now_ms = segment.sent_ms
+        self.write_buffer.segments.add(segment)
+        for key in map(segment.seen, staged):
+            self._count_in(key)
+            self._announce(key, None, now_ms)
+            self.sent_bytes += key.size
+        self.next_sequence += segment.count
+        self.sent += segment.count
+        self.is_fair = self.is_fair or has_groups
+        self.touch()
+        if self.broker.message_events is not None:
+            size = sum(key.size for key in staged)
+            event = MessageEvent("sent", self.name, "", segment.first, segment.count, now_ms, now_ms, size=size)
+            self.broker.message_events.append(event)
+        if self.config.retention_bytes is not None:
+            self._shrink(self.config.retention_bytes)
+
+    def _announce(self, key: ChunkKey, chunk: Chunk | None, now_ms: int) -> None:
         if key.lane not in self.lanes:
             self.lanes.append(key.lane)
             for channel in self.channels.values():
@@ -347,8 +370,12 @@ class Queue:
         if self.held_from is not None and self.is_held(key):
             return False
         for channel in self.channels.values():
-            if not channel.is_done_with(key.lane, key.base):
-                return False
+            if key.base >= channel.start:
+                window, cursor = channel.windows.get(key.lane), channel.cursors.get(key.lane)
+                if (window is not None and key.base in window.entries) or (
+                    cursor is not None and key.base >= cursor.sequence
+                ):
+                    return False
         if not self.consumers:
             return True
         stop = key.base + key.messages
@@ -428,6 +455,7 @@ class Queue:
     def purge(self) -> int:
         """Everything that was sent so far goes."""
         self.seal()
+        self.broker.staging.drop_of(self)
         count = self.messages
         self.write_buffer.drop_chunks(self.id)
         for channel in self.channels.values():
@@ -909,6 +937,12 @@ class Queue:
         except ChunkDamaged as damage:
             raise self.quarantine(key, damage) from None
 
+    def delayed_keys(self) -> Iterator[ChunkKey]:
+        """The shared chunks that may have messages which are not due, by base. In FIFO queues with a delay, all."""
+        all_of_them = self.is_fifo and self.config.delay_ms > 0
+        places = [(lane, 0) for lane in self.lanes if all_of_them or keys.lane_kind(lane) == LaneKind.WAITING]
+        return heapq.merge(*[self._keys_of(*place) for place in places + self._far_of(0)], key=_by_base)
+
     def log(self, offset: int, channel: Channel | None = None) -> Iterator[ChunkKey]:
         """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
         self.seal()
@@ -1117,19 +1151,13 @@ class Queue:
         self._busy_moved, self._busy_ms = moved, now_ms
         return round(self._busy)
 
-    def count(self) -> None:
-        """Add to the broker's totals what has changed here since the last time."""
-        totals = self.broker.totals
-        totals.messages += self.messages - self._counted_messages
-        totals.bytes += self.size - self._counted_size
-        totals.sent += self.sent - self._counted_sent
-        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
-
     def count_out(self) -> None:
         """The queue is deleted: what happened in it has happened, and what it holds is gone."""
-        self.count()
-        self.broker.totals.messages -= self.messages
-        self.broker.totals.bytes -= self.size
+        totals = self.broker.totals
+        totals.messages -= self._counted_messages
+        totals.bytes -= self._counted_size
+        totals.sent += self.sent - self._counted_sent
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
 
     def _delayed(self) -> int:
         """Messages sent with a delay that are not due. In FIFO queues, those that the channels look at."""
@@ -1163,8 +1191,12 @@ class Queue:
         self._dirty[self] = None
 
     def save(self) -> None:
-        """Write the queue's counters."""
-        self.count()
+        """Write the queue's counters, and add to the broker's totals what has changed since the last time."""
+        totals = self.broker.totals
+        totals.messages += self.messages - self._counted_messages
+        totals.bytes += self.size - self._counted_size
+        totals.sent += self.sent - self._counted_sent
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
         counters = _COUNTERS.pack(
             self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
@@ -1220,8 +1252,10 @@ class Queue:
         self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
         self.lanes = list(data[_COUNTERS.size :])
         self.opened_to, self.opened_ms = self.next_sequence, self.broker.now_ms
-        self._counted_sent = self.sent
-        self.count()
+        totals = self.broker.totals
+        totals.messages += self.messages - self._counted_messages
+        totals.bytes += self.size - self._counted_size
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
 
     def restored(self) -> None:
         """Channels are back: what happened before is no sign of being busy."""

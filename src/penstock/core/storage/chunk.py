@@ -367,6 +367,10 @@ class Chunk:
             None if self.due_ms is None else self.due_ms[start:stop],
         )
 
+    def moved(self, base: int, sent_ms: int) -> Chunk:
+        """The same messages under other numbers, sent at another time."""
+        return Chunk(base, sent_ms, self.count, self.bodies, self._offsets, self._values, self._columns, self.due_ms)
+
     def without_due(self) -> Chunk:
         """The same messages without due times."""
         return Chunk(self.base, self.sent_ms, self.count, self.bodies, self._offsets, self._values, self._columns, None)

@@ -6,9 +6,9 @@ finding the next chunk never touch bodies:
     queue id  lane   order   base     count  bytes  aged ms
     8         4      8       8        4      4      8         big-endian, so that keys sort as numbers do
 
-`lane` is channel (24 bits, 0 for lanes that all channels share), kind (4 bits) and priority (4 bits). `order` is 0, or
-the due bucket in the lanes of kind FAR. `aged ms` is the time from which retention counts: when the messages were sent,
-or the last due time among them.
+`lane` is channel (24 bits, 0 for lanes that all channels share), kind (4 bits) and priority (4 bits). `order` is 0, the
+due bucket in the lanes of kind FAR, or the number of the stage in those of kind STAGED. `aged ms` is the time from
+which retention counts: when the messages were sent, or the last due time among them.
 
 A state record's key is its kind (1 byte), the queue's id (8), and what the kind needs to be unique.
 """
@@ -27,6 +27,7 @@ _ENTRY: Final = struct.Struct(">BQIIQ")
 _LANE_OF_CHANNEL: Final = struct.Struct(">BQII")
 _BUCKET: Final = struct.Struct(">BQIQ")
 _FAR_ENTRY: Final = struct.Struct(">BQIQQ")
+_SEGMENT: Final = struct.Struct(">BQIQ")
 _DEDUP: Final = struct.Struct(">BQQQ")
 
 
@@ -37,6 +38,8 @@ class LaneKind(IntEnum):
     """Sent with a delay (shared), or failed and waiting for the next try (of one channel). Wholly in the window."""
     FAR = 2
     """Due further ahead than the horizon; in no window until its bucket's time comes."""
+    STAGED = 3
+    """Of a publish that is written in several commits: nobody walks it. See `core/storage/segments.py`."""
 
 
 def lane_code(kind: LaneKind, priority: int, channel_id: int = 0) -> int:
@@ -138,6 +141,8 @@ class Kind(IntEnum):
     OUTBOX = 16
     OUTBOX_TARGET = 17
     RESERVE = 18
+    SEGMENT = 19
+    STAGE = 20
 
 
 OF_A_QUEUE = (
@@ -152,6 +157,7 @@ OF_A_QUEUE = (
     Kind.ATTEMPT,
     Kind.QUARANTINE,
     Kind.RESERVE,
+    Kind.SEGMENT,
 )
 """What goes when a queue goes."""
 
@@ -232,6 +238,17 @@ def dedup_record(queue_id: int, bucket: int, first: int) -> bytes:
 def dedup_bucket(queue_id: int, bucket: int) -> bytes:
     """Prefix of a bucket of dedup ids."""
     return record(Kind.DEDUP, queue_id, bucket.to_bytes(8, "big"))
+
+
+def segment_record(queue_id: int, lane: int, first: int) -> bytes:
+    """Key of a segment."""
+    return _SEGMENT.pack(Kind.SEGMENT, queue_id, lane, first)
+
+
+def unpack_segment(key: bytes) -> tuple[int, int, int]:
+    """(queue id, lane, first number) of a segment's key."""
+    _, queue_id, lane, first = _SEGMENT.unpack(key)
+    return queue_id, lane, first
 
 
 OUTBOX_QUEUES = 0xFF << 56

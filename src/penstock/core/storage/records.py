@@ -28,6 +28,7 @@ class Meta(msgspec.Struct, array_like=True):
     """Which shard of how many this store is."""
     made_ms: int = 0
     """When the store was made: a shard whose store is made anew has another outbox."""
+    next_stage: int = 1
 
 
 class Session(msgspec.Struct, array_like=True):
@@ -99,6 +100,12 @@ class OutboxRecord(msgspec.Struct, array_like=True):
     made_ms: int
     effect: ForwardedMessages | ForwardedAcks | ForwardedDelete
     messages: int = 0
+
+
+class StageRecord(msgspec.Struct, array_like=True):
+    """What is to be dropped if a stage is never committed: by queue (or outbox), and lane where it would be seen."""
+
+    runs: list[tuple[int, int]]
 
 
 class OutboxTarget(msgspec.Struct, array_like=True):

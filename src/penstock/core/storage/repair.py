@@ -31,6 +31,7 @@ from penstock.core.queues.reserve import AHEAD, Reserve
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, Kind, LaneKind
 from penstock.core.storage.records import AttemptRecord, Consumer
+from penstock.core.storage.segments import Segment, SegmentRecord, staged_lane
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
@@ -78,7 +79,6 @@ class _Repair:
         self._chunks = sorted(chunks, key=lambda key: key.base)
         self._lost = lost
         self._damaged = None if damaged is None else set(damaged)
-        self._near = {(key.lane, key.base): key for key in self._chunks if not key.order}
         self._notes: list[str] = []
         self._channels: dict[int, Channel] = {}
         self._made: set[int] = set()
@@ -88,6 +88,8 @@ class _Repair:
 
     def run(self) -> Repaired:
         queue = self._queue = self._restore_queue()
+        self._restore_segments()
+        self._near = {(key.lane, key.base): key for key in self._chunks if not key.order}
         self._restore_counters()
         self._restore_channels()
         self._restore_entries()
@@ -140,6 +142,51 @@ class _Repair:
             number += 1
             found = f"{stem}-{number}"
         return found
+
+    def _restore_segments(self) -> None:
+        """What large publishes have written is known by the numbers that they gave it.
+
+        Where such a record is lost, nobody knows the numbers, or whether the publish ever came to its end. Its messages
+        get the next ones.
+        """
+        buffer = self._broker.write_buffer
+        found: dict[tuple[int, int], Segment] = {}
+        for key, value in self._of(Kind.SEGMENT):
+            try:
+                segment = buffer.segments.restore(key, value)
+            except Exception:
+                self._is_unreadable(key)
+                continue
+            found[staged_lane(segment.lane), segment.order] = segment
+        own = [key for key in self._chunks if keys.lane_kind(key.lane) != LaneKind.STAGED]
+        staged = [key for key in self._chunks if keys.lane_kind(key.lane) == LaneKind.STAGED]
+        may_be_lost = self._damaged is None or any(key[0] == Kind.SEGMENT for key in self._damaged)
+        ends = [key.base + key.messages for key in own] + [each.first + each.count for each in found.values()]
+        if (counters := self._records.get(keys.record(Kind.COUNTERS, self._id))) is not None:
+            ends.append(int.from_bytes(counters[:8], "little"))
+        for place in dict.fromkeys((key.lane, key.order) for key in staged):
+            some = [key for key in staged if (key.lane, key.order) == place]
+            if not buffer.reader.list_chunks(some[0].packed, b"", 1):  # they were dropped when the store was opened
+                continue
+            if place not in found and not may_be_lost:  # it never came to its end
+                buffer.changes.drop(keys.lane_chunks(self._id, *place))
+                continue
+            if place not in found:
+                count = some[-1].base + some[-1].messages
+                record = SegmentRecord(place[1], count, self._broker.now_ms, count)
+                lane = keys.lane_code(LaneKind.NORMAL, keys.lane_priority(place[0]))
+                found[place] = Segment(self._id, lane, max(ends, default=0), record)
+                ends.append(found[place].first + count)
+                buffer.segments.add(found[place])
+                self._notes.append(f"the numbers of {count} messages of a large publish are lost: they have got others")
+            own += map(found[place].seen, some)
+        for segment in found.values():
+            left = sum(key.messages for key in own if segment.first <= key.base < segment.first + segment.count)
+            buffer.segments.count(segment, left - segment.left)
+        self._lost = [
+            found[key.lane, key.order].seen(key) if (key.lane, key.order) in found else key for key in self._lost
+        ]
+        self._chunks = sorted(own, key=lambda key: key.base)
 
     def _restore_counters(self) -> None:
         queue = self._queue

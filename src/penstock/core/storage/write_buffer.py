@@ -14,6 +14,7 @@ from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes, Reader
 from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey
+from penstock.core.storage.segments import Segments, staged_lane
 
 if TYPE_CHECKING:
     from penstock.core.delivery.window import Entry, Window
@@ -29,6 +30,8 @@ class WriteBuffer:
         self.changes = Changes()
         self.committing: list[Changes] = []
         """Changes that were taken, until the store has them."""
+        self.segments = Segments()
+        """The chunks that lie elsewhere than their keys say."""
         self._cache: dict[bytes, Chunk] = {}
         self._cached_bytes = 0
         self._entries: dict[bytes, tuple[Window, Entry]] = {}
@@ -40,7 +43,13 @@ class WriteBuffer:
         """Write a chunk with the next commit."""
         packed = key.packed
         cache = self._cache
-        self.changes.chunks[packed] = chunk
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
+        if segment is None:
+            self.changes.chunks[packed] = chunk
+        else:
+            stored = segment.stored(key)
+            self.changes.chunks[stored.packed] = chunk.moved(stored.base, 0)
+            self.segments.count(segment, key.messages)
         if packed in cache:
             self._cached_bytes -= cache[packed].size
         cache[packed] = chunk
@@ -50,13 +59,17 @@ class WriteBuffer:
 
     def delete(self, key: ChunkKey) -> None:
         """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
-        packed = key.packed
+        stored = key.packed
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
+        if segment is not None:
+            stored = segment.stored(key).packed
+            self.segments.count(segment, -(key.messages or 1))
         chunks = self.changes.chunks
-        if chunks.get(packed) is not None and not any(packed in layer.chunks for layer in self.committing):
-            del chunks[packed]
+        if chunks.get(stored) is not None and not any(stored in layer.chunks for layer in self.committing):
+            del chunks[stored]
         else:
-            chunks[packed] = None
-        chunk = self._cache.pop(packed, None)
+            chunks[stored] = None
+        chunk = self._cache.pop(key.packed, None)
         if chunk is not None:
             self._cached_bytes -= chunk.size
 
@@ -71,19 +84,25 @@ class WriteBuffer:
         return chunk
 
     def _read(self, key: ChunkKey) -> Chunk:
-        packed = key.packed
+        segment = self.segments.of_key(key) if self.segments.by_queue else None
+        stored = key if segment is None else segment.stored(key)
+        chunk = self._pending(stored.packed)
+        if chunk is None:
+            try:
+                chunk = Chunk.decode(self.reader.read_chunk(stored.packed))
+            except KeyError:
+                raise ChunkDamaged("the store does not have it any more") from None
+            if chunk.base != stored.base or chunk.count != key.messages:
+                raise ChunkDamaged(f"it says of itself that it holds {chunk.count} messages from {chunk.base} on")
+        return chunk if segment is None else chunk.moved(key.base, segment.sent_ms)
+
+    def _pending(self, packed: bytes) -> Chunk | None:
         for layer in (self.changes, *reversed(self.committing)):
             pending = layer.chunks.get(packed)
             if pending is not None:
                 assert isinstance(pending, Chunk)
                 return pending
-        try:
-            chunk = Chunk.decode(self.reader.read_chunk(packed))
-        except KeyError:
-            raise ChunkDamaged("the store does not have it any more") from None
-        if chunk.base != key.base or chunk.count != key.messages:
-            raise ChunkDamaged(f"it says of itself that it holds {chunk.count} messages from {chunk.base} on")
-        return chunk
+        return None
 
     def _evict(self) -> None:
         cache = self._cache
@@ -92,6 +111,8 @@ class WriteBuffer:
 
     def read_stored(self, packed: bytes) -> bytes:
         """A chunk's stored form, unchecked, by its packed key; `ChunkDamaged` if it is not there."""
+        if self.segments.by_queue and (segment := self.segments.of_key(key := ChunkKey.unpack(packed))) is not None:
+            packed = segment.stored(key).packed
         for layer in (self.changes, *reversed(self.committing)):
             pending = layer.chunks.get(packed)
             if pending is not None:
@@ -103,6 +124,19 @@ class WriteBuffer:
 
     def keys(self, queue_id: int, lane: int, base: int = 0, limit: int = 256, order: int = 0) -> list[ChunkKey]:
         """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
+        found = self._stored_keys(queue_id, lane, base, limit, order)
+        if not self.segments.by_queue or order:
+            return found
+        staged: list[ChunkKey] = []
+        for segment in self.segments.of(queue_id):
+            if segment.lane == lane and segment.first + segment.count > base and len(staged) < limit:
+                at, left = max(0, base - segment.first), limit - len(staged)
+                stored = self._stored_keys(queue_id, staged_lane(lane), at, left, segment.order)
+                staged += [segment.seen(key) for key in stored]
+        return sorted([*found, *staged], key=_base_of)[:limit] if staged else found
+
+    def _stored_keys(self, queue_id: int, lane: int, base: int, limit: int, order: int) -> list[ChunkKey]:
+        """The next chunks that lie in a lane."""
         prefix = keys.lane_chunks(queue_id, lane, order)
         start = keys.lane_start(queue_id, lane, base, order)
         layers = [*self.committing, self.changes]
@@ -121,6 +155,7 @@ class WriteBuffer:
 
     def drop_chunks(self, queue_id: int) -> None:
         """Delete every chunk of a queue with the next commit."""
+        self.segments.drop(queue_id, self.changes)
         self.changes.drop(keys.queue_chunks(queue_id))
         prefix = keys.queue_chunks(queue_id)
         for packed in [packed for packed in self._cache if packed.startswith(prefix)]:
@@ -164,6 +199,8 @@ class WriteBuffer:
             entry.stored = True
             self.changes.records[record_key] = window.encode(entry)
         self._entries = {}
+        if self.segments.dirty:
+            self.segments.save(self.changes)
         changes, self.changes = self.changes, Changes()
         self.committing.append(changes)
         return changes
@@ -172,3 +209,7 @@ class WriteBuffer:
     def has_changes(self) -> bool:
         """Whether there is anything to commit."""
         return bool(self._entries) or bool(self.changes)
+
+
+def _base_of(key: ChunkKey) -> int:
+    return key.base

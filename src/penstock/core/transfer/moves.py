@@ -10,6 +10,7 @@ its rate, can be watched and cancelled, and goes on after a restart without losi
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from penstock.core.queues.config import DAY_MS, QueueConfig, check_name, dead_le
 from penstock.core.queues.draft import Messages
 from penstock.core.queues.origin import Origin, error_group, failures_of
 from penstock.core.queues.partition import partition_of
+from penstock.core.queues.position import offset_after
 from penstock.core.queues.queue import Queue
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
@@ -161,6 +163,7 @@ STEP_MS = 50
 BURST_MS = 1_000
 """How much of its rate a redrive may make up for at once."""
 _STEP_MESSAGES = 1_000
+_STEP_BYTES = 4 * 1024 * 1024
 _LOOK_MESSAGES = 100
 
 
@@ -188,19 +191,19 @@ class Redrives:
             raise InvalidRequest(f"an error to look for must be valid text; {command.error[:50]!r} is not")
         if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
             raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
-        channel = broker.receiving.channel_to_receive(queue, MAIN)
+        channel = queue.channels.get(MAIN) if command.check_only else broker.receiving.channel_to_receive(queue, MAIN)
         if command.discard and command.target is not None:
             raise InvalidRequest("messages are deleted, or go to a target: give one of both")
         if command.target is None and not command.discard:
             self._check_has_dead_letters(queue, channel)
         task = RedriveTask(
-            task=broker.meta.next_task,
+            task=0 if command.check_only else broker.meta.next_task,
             queue=queue.name,
             target=command.target,
-            status="running",
+            status="dry_run" if command.check_only else "running",
             moved=0,
             skipped=0,
-            to_move=channel.ready if command.sequences is None else len(command.sequences),
+            to_move=(0 if channel is None else channel.ready) if command.sequences is None else len(command.sequences),
             started_ms=broker.now_ms,
             sequences=command.sequences,
             contains=command.contains,
@@ -210,7 +213,10 @@ class Redrives:
             paced_ms=broker.now_ms - STEP_MS,
             match_group=command.group,
             discard=command.discard,
+            origins=command.origins,
         )
+        if command.check_only:
+            return task
         broker.meta.next_task += 1
         broker.save_meta()
         broker.tasks[task.task] = task
@@ -219,7 +225,7 @@ class Redrives:
         broker.must_commit = True
         return msgspec.structs.replace(task)
 
-    def _check_has_dead_letters(self, queue: Queue, channel: Channel) -> None:
+    def _check_has_dead_letters(self, queue: Queue, channel: Channel | None) -> None:
         """Without a target, messages go back to where they failed: those of other queues came from nowhere.
 
         Queues of other shards may have their dead letters here. So with several shards an empty queue passes, and a
@@ -300,8 +306,9 @@ class Redrives:
         limit = _allowance(task, now_ms)
         if limit <= 0:
             return
+        cut = offset_after(queue, task.cursor + 1, _STEP_BYTES)  # however few fit, others get their turn
         try:
-            found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+            found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains, cut)
         except ChunkDamaged:
             return  # quarantined and reported: the next step goes on behind it
         selected = None if task.sequences is None else set(task.sequences)
@@ -312,7 +319,7 @@ class Redrives:
                 break
             task.cursor = seen.sequence
             wanted = (selected is None or seen.sequence in selected) and is_wanted(
-                seen, task.match_error, task.match_group
+                seen, task.match_error, task.match_group, task.origins
             )
             if wanted and self._move(task, queue, channel, seen, now_ms):
                 task.moved += 1
@@ -321,12 +328,13 @@ class Redrives:
         if task.per_second is not None:
             task.paced_ms += -(-(task.moved - moved_before) * 1_000 // task.per_second)
         if len(found) < limit:
-            _end(task, "done")
+            task.cursor = max(task.cursor, cut - 1)
+            if cut >= min(task.end, queue.next_sequence):
+                _end(task, "done")
 
     def _move(self, task: RedriveTask, queue: Queue, channel: Channel, seen: Seen, now_ms: int) -> bool:
         chunk, index = seen.chunk, seen.index
-        data = chunk.origin(index)
-        origin = None if data is None else Origin.decode(data)
+        origin = origin_of(seen)
         target = task.target or (None if origin is None else origin.queue)
         if not task.discard and (target is None or target == queue.name):
             return False
@@ -375,12 +383,19 @@ def _allowance(task: RedriveTask, now_ms: int) -> int:
     return min(_STEP_MESSAGES, (now_ms - task.paced_ms) * task.per_second // 1_000)
 
 
-def is_wanted(seen: Seen, error: str | None, group: str | None) -> bool:
-    """Whether a message has failed with such an error, and its last one is of that kind."""
-    if error is None and group is None:
-        return True
+def origin_of(seen: Seen) -> Origin | None:
+    """Where a message failed, if it did."""
     data = seen.chunk.origin(seen.index)
-    origin = None if data is None else Origin.decode(data)
+    return None if data is None else Origin.decode(data)
+
+
+def is_wanted(seen: Seen, error: str | None, group: str | None, origins: list[str] | None) -> bool:
+    """Whether a message has failed with such an error, its last one is of that kind, and it failed in such a queue."""
+    if error is None and group is None and origins is None:
+        return True
+    origin = origin_of(seen)
+    if origins is not None and (origin is None or not any(fnmatchcase(origin.queue, each) for each in origins)):
+        return False
     if group is not None:
         failures = failures_of(origin, seen.failures, seen.sequence)
         if not failures or error_group(failures[-1].error) != group:

@@ -36,8 +36,9 @@ from penstock.core.handlers.checks import known_fields
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
-from penstock.core.storage.keys import Kind
+from penstock.core.storage.keys import ChunkKey, Kind
 from penstock.core.storage.records import OutboxRecord, OutboxTarget
+from penstock.core.storage.segments import Segment, SegmentRecord
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
@@ -80,21 +81,18 @@ class Outbox:
 
     def add_send(self, target: int, send: Send, size: int) -> Sent:
         """A send of a unit of work is to be done in another shard."""
-        due_ms = send.due_ms
-        if due_ms is None and send.delay_ms is not None:
-            due_ms = self.broker.now_ms + send.delay_ms
-        effect = ForwardedMessages(
-            send.queue, False, send.priority, due_ms, send.create, send.channels, send.config, send.of_queue
-        )
-        messages = Messages(
-            send.bodies,
-            attributes=send.attributes,
-            groups=_encoded(send.groups),
-            dedup_ids=_encoded(send.dedup_ids),
-            origins=send.origins,
-        )
-        self.add_messages(target, effect, messages, size)
+        self.add_messages(target, *forwarded(send, self.broker.now_ms), size)
         return Sent(0, -1, len(send.bodies))
+
+    def publish(self, target: int, stage: int, effects: list[tuple[ForwardedMessages, int]]) -> None:
+        """Messages that were staged, a chunk for each of the effects, are to go to another shard."""
+        self.broker.must_commit = True
+        self._seal(target)
+        first = self._targets.get(target, OutboxTarget()).next
+        for effect, messages in effects:
+            self._write(target, OutboxRecord(self.broker.now_ms, effect, messages), None)
+        record = SegmentRecord(stage, len(effects), self.broker.now_ms, len(effects))
+        self.write_buffer.segments.add(Segment(keys.OUTBOX_QUEUES | target, 0, first, record))
 
     def add(self, target: int, effect: ForwardedAcks | ForwardedDelete) -> None:
         """Something is to be done in another shard that is no sending of messages."""
@@ -175,7 +173,7 @@ class Outbox:
         for number in range(counters.first, stop):
             changes.delete_record(keys.outbox_record(target, number))
             if (target, number) not in self._damaged:
-                changes.delete_chunk(keys.outbox_chunk(target, number))
+                self.write_buffer.delete(ChunkKey.unpack(keys.outbox_chunk(target, number)))
         if stop > counters.first:
             counters.first = stop
             self._save(target)
@@ -226,6 +224,24 @@ class Outbox:
         """All that is stored of it, comparable."""
         self.seal()
         return {str(target): (each.first, each.next) for target, each in sorted(self._targets.items())}
+
+
+def forwarded(send: Send, now_ms: int) -> tuple[ForwardedMessages, Messages]:
+    """What a send says of its messages, and these."""
+    due_ms = send.due_ms
+    if due_ms is None and send.delay_ms is not None:
+        due_ms = now_ms + send.delay_ms
+    effect = ForwardedMessages(
+        send.queue, False, send.priority, due_ms, send.create, send.channels, send.config, send.of_queue
+    )
+    messages = Messages(
+        send.bodies,
+        attributes=send.attributes,
+        groups=_encoded(send.groups),
+        dedup_ids=_encoded(send.dedup_ids),
+        origins=send.origins,
+    )
+    return effect, messages
 
 
 def _encoded(texts: list[str | None] | None) -> list[bytes | None] | None:

@@ -30,7 +30,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +39,6 @@ import msgspec
 from penstock.core.commands import (
     Ack,
     AckUpTo,
-    AlreadyDone,
     ChunkList,
     CommitWork,
     CreateChannel,
@@ -51,6 +50,7 @@ from penstock.core.commands import (
     ListChunks,
     Offsets,
     Once,
+    QueueInfo,
     ReadRecords,
     Receive,
     Records,
@@ -59,10 +59,11 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import AccessDenied, BatchTooLarge, InvalidRequest, QueueNotFound
+from penstock.core.errors import AccessDenied, InvalidName, InvalidRequest, QueueNotFound
 from penstock.core.handlers.once import Marks
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
-from penstock.core.storage.chunk import Chunk, PackedBodies
+from penstock.core.storage.chunk import Chunk
+from penstock.protocols.bulk.publishing import FindId, Publish, put_ids
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
@@ -304,6 +305,8 @@ class Bulk(Resource):
         self._opening = asyncio.Lock()
         self._cleaned_s = time.monotonic()
         self._removing: set[asyncio.Future[None]] = set()
+        self._publishing: dict[tuple[str, int], asyncio.Task[int | None]] = {}
+        """By mark: publishes may take long, and a caller may have given up waiting for the answer."""
         self._takes = Takes(services.shard)
 
     # -- reading --
@@ -438,6 +441,9 @@ class Bulk(Resource):
     async def send(self, caller: Caller, body: bytes) -> PublishReply:
         """Send a piece at once."""
         sends = _sends(body, caller)
+        find_id = self._find_id(caller.principal)
+        for each in sends:
+            await put_ids(each, find_id)
         if sends:
             await self.shard.call(CommitWork(acks=[], sends=sends))
         return PublishReply(sum(len(each.bodies) for each in sends))
@@ -459,7 +465,7 @@ class Bulk(Resource):
 
     @operation("POST", "/v1/bulk/publish", body_bytes_max=JSON_BYTES_MAX)
     async def publish(self, caller: Caller, body: PublishRequest) -> PublishReply:
-        """Send staged pieces in one commit, unless that was done before."""
+        """Send staged pieces, all of them or none, unless that was done before."""
         principal = caller.principal
         if not principal.has("write"):  # without pieces, it would still set the mark
             raise AccessDenied(f"{principal.name!r} has no write right on any queue")
@@ -476,13 +482,41 @@ class Bulk(Resource):
             ):  # just now: asked before, over a connection that broke
                 return PublishReply(0, already_done=True)
             raise
-        sends = await asyncio.to_thread(_sends_of_all, pieces, caller, self.settings.publish_bytes_max)
-        work = CommitWork(acks=[], sends=sends, mark=(owned(principal, body.name), body.number))
-        replies = await self.shard.call(work)
+        messages = await self._published(body, caller, pieces)
         await self._drop_soon(staging, token)
-        if isinstance(replies, AlreadyDone):
-            return PublishReply(0, already_done=True)
-        return PublishReply(sum(len(each.bodies) for each in sends))
+        return PublishReply(0, already_done=True) if messages is None else PublishReply(messages)
+
+    async def _published(self, body: PublishRequest, caller: Caller, pieces: list[memoryview]) -> int | None:
+        """How many messages were sent; None if they were before. Who asks again meanwhile waits for the same answer."""
+        mark = (owned(caller.principal, body.name), body.number)
+        running = self._publishing.get(mark)
+        if running is None:
+            publish = Publish(
+                self.shard,
+                mark,
+                pieces,
+                lambda piece: _sends(piece, caller),
+                self._find_id(caller.principal),
+                self.settings.publish_bytes_max,
+            )
+            running = self._publishing[mark] = asyncio.create_task(publish.run())
+            running.add_done_callback(lambda _: self._publishing.pop(mark, None))
+        return await asyncio.shield(running)
+
+    def _find_id(self, principal: Principal) -> FindId:
+        known: dict[str, int | None] = {}
+
+        async def find(queue: str, sequence: int) -> str | None:
+            if queue not in known:
+                known[queue] = None
+                if principal.may(queue, DescribeQueue):
+                    with contextlib.suppress(QueueNotFound, InvalidName):
+                        info: QueueInfo = await self.shard.call(DescribeQueue(name=queue))
+                        known[queue] = info.queue_id
+            queue_id = known[queue]
+            return None if queue_id is None else self.shard.identity.message_id(queue_id, sequence)
+
+        return find
 
     async def _was_published(self, body: PublishRequest, principal: Principal) -> bool:
         """By this caller; or before marks had owners."""
@@ -554,25 +588,6 @@ def _sends(piece: bytes | memoryview, caller: Caller, *, sizes_only: bool = Fals
     for target, chunk in decode_piece(piece):
         caller.need(target.queue, Send)
         sends.append(send_of(target, chunk, sizes_only=sizes_only))
-    return sends
-
-
-def _sends_of_all(pieces: Sequence[memoryview], caller: Caller, bytes_max: int) -> list[Send]:
-    """What pieces hold; no more of them is read than one commit takes."""
-    sends: list[Send] = []
-    left = bytes_max
-    for piece in pieces:
-        some = _sends(piece, caller)
-        left -= sum(len(each.bodies.data) for each in some if isinstance(each.bodies, PackedBodies))
-        if left < 0:
-            raise BatchTooLarge(
-                f"the pieces have {sum(map(len, pieces))} bytes, and one commit takes {bytes_max}: raise "
-                "publish_bytes_max in [rest] of the server, and publish again (in Spark: start the stream again, with "
-                "the same checkpoint); or publish less at once (limit the batches of a stream with "
-                "maxOffsetsPerTrigger or maxBytesPerTrigger from its first one on, write a table in parts, or send "
-                "with delivery=at-least-once)"
-            )
-        sends += some
     return sends
 
 

@@ -481,7 +481,14 @@ class HttpConnection:
             self.answer(exchange, 200, pairs, body)
             return
         head = f"{server.ok_lines}{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
-        self._write(exchange, 200, head, body, True)
+        if len(body) > _JOIN_BYTES_MAX or request.method == "HEAD":
+            self._write(exchange, 200, head, body, True)
+            return
+        self._end_exchange(exchange)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unsent.append(head + body)
+        self._after_response(exchange, 200, True)
 
     async def answer_in_parts(
         self, exchange: Exchange, status: int, headers: Headers, parts: Parts, nbytes: int | None
@@ -578,7 +585,10 @@ class HttpConnection:
         if not keeps_alive:
             self._close_after_response()
             return
-        self._set_deadline()
+        if self._reading == _IDLE and not self._is_write_paused and not self._share.is_waiting:
+            self.deadline = self._server.idle_until  # most: `_set_deadline` costs a call
+        else:
+            self._set_deadline()
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
 

@@ -90,27 +90,20 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
-    async def start(
-        self, host: str, port: int, ssl: ssl.SSLContext | None = None, listener: socket.socket | None = None
-    ) -> int:
-        """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
-        port = await self.listen(host, port, ssl, listener)
+    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
+        """Listen. Port 0 picks a free one; returns the port."""
+        port = await self.listen(host, port, ssl)
         await self.serve()
         return port
 
-    async def listen(
-        self, host: str, port: int, ssl: ssl.SSLContext | None = None, listener: socket.socket | None = None
-    ) -> int:
+    async def listen(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
         """As `start`; but nobody is served before `serve`."""
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"ssl": ssl, "backlog": backlog(_BACKLOG), "start_serving": False}
         if ssl is not None:
             options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
-        if listener is not None:
-            self._listener = await loop.create_server(self._make_connection, sock=listener, **options)
-        else:
-            options["family"] = socket.AF_UNSPEC
-            self._listener = await loop.create_server(self._make_connection, host, port, **options)
+        options["family"] = socket.AF_UNSPEC
+        self._listener = await loop.create_server(self._make_connection, host, port, **options)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def serve(self) -> None:

@@ -98,12 +98,15 @@ class LookupServer:
         """A connection is closed."""
         self._connections.discard(connection)
 
-    def _sweep(self) -> None:
-        now_s = time.monotonic()
+    def _sweep(self, due_s: float = 0.0) -> None:
+        """Give up who is silent; but a process that stood still reads what has come meanwhile first."""
+        loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        self._timer = loop.call_later(_SWEEP_S, self._sweep, loop.time() + _SWEEP_S)
+        if due_s and loop.time() - due_s > _SWEEP_S / 2:
+            return
         silence_s = self._settings.inactive_producer_timeout_s
         for connection in [each for each in self._connections if each.is_overdue(now_s, silence_s)]:
             connection.expire()
-        self._timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 
 class LookupConnection(asyncio.Protocol):

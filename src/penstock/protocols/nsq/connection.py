@@ -53,7 +53,7 @@ from penstock.core.commands import (
     Settled,
     Subscribe,
 )
-from penstock.core.errors import PenstockError, StoreError
+from penstock.core.errors import PenstockError, StoreError, TooManyFailedLogins
 from penstock.protocols.nsq import wire
 from penstock.protocols.nsq.client import Client, Refusal, State, Terms, answer, negotiate
 from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
@@ -583,7 +583,11 @@ class Connection(asyncio.Protocol):
             raise Refusal("E_INVALID", "AUTH already set")
         if not self._endpoint.credentials.are_required:
             raise Refusal("E_AUTH_DISABLED", "AUTH disabled")
-        principal = self._endpoint.credentials.check_bearer(command.secret.decode("utf-8", "replace"))
+        try:
+            secret, host = command.secret.decode("utf-8", "replace"), self.client.remote_address.rpartition(":")[0]
+            principal = self._endpoint.credentials.check_bearer(secret, host.strip("[]"))
+        except TooManyFailedLogins as error:
+            raise Refusal("E_AUTH_FAILED", f"AUTH failed: {error}") from None
         if principal is None:
             raise Refusal("E_AUTH_FAILED", "AUTH failed")
         self._principal = principal

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -25,7 +26,14 @@ import msgspec
 import numpy as np
 
 from penstock.core.commands import ChangeQueue, Command, CreateChannel, QueueStats, Send
-from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound
+from penstock.core.errors import (
+    ChannelNotFound,
+    InvalidRequest,
+    MessageTooLarge,
+    PenstockError,
+    QueueNotFound,
+    TooManyFailedLogins,
+)
 from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.http import Exchange, Handler, HttpLimits, Request
 from penstock.protocols.http_front_end import HttpFrontEnd
@@ -109,6 +117,8 @@ class NsqHttp:
             self._principal(exchange.request)
         except ApiError as error:
             refuse(exchange, error)
+        except PenstockError as error:
+            refuse(exchange, _translated(error))
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -153,13 +163,13 @@ class NsqHttp:
         scheme, _, value = request.headers.get("authorization", "").partition(" ")
         found = None
         if scheme.lower() == "bearer":
-            found = credentials.check_bearer(value.strip())
+            found = credentials.check_bearer(value.strip(), request.peer)
         elif scheme.lower() == "basic":
             try:
                 access_key, _, secret_key = base64.b64decode(value, validate=True).decode().partition(":")
             except ValueError:
                 raise ApiError(401, "UNAUTHORIZED", _CHALLENGE) from None
-            found = credentials.check_password(access_key, secret_key)
+            found = credentials.check_password(access_key, secret_key, request.peer)
         if found is None:
             raise ApiError(401, "UNAUTHORIZED", _CHALLENGE)
         return found
@@ -449,6 +459,8 @@ def _translated(error: PenstockError) -> ApiError:
             return ApiError(503, "EXITING")
         case InvalidRequest():
             return ApiError(400, str(error))
+        case TooManyFailedLogins():
+            return ApiError(429, str(error), (("retry-after", str(math.ceil(error.wait_s))),))
     log.warning("a request failed: %s", error)
     return ApiError(503, str(error))
 

@@ -93,15 +93,9 @@ class NsqFrontEnd:
         await endpoint.topics.clean()
         host = services.settings.server.host
         loop = asyncio.get_running_loop()
-        listener = services.listeners.get(self.name)
-        if listener is not None:
-            self._server = await loop.create_server(
-                lambda: Connection(endpoint), sock=listener, backlog=backlog(BACKLOG)
-            )
-        else:
-            self._server = await loop.create_server(
-                lambda: Connection(endpoint), host, self._port, backlog=backlog(BACKLOG)
-            )
+        self._server = await loop.create_server(
+            lambda: Connection(endpoint), host, self._port, backlog=backlog(BACKLOG)
+        )
         port = self._server.sockets[0].getsockname()[1]
         services.metric_sources.append(self._families)
         address = Address(host, port, f"nsq://{f'[{host}]' if ':' in host else host}:{port}")

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, quote, unquote
 import msgspec
 
 from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
-from penstock.core.commands import Ack, CommitWork, QueueStats, Send, Sent, Stats
+from penstock.core.commands import Ack, CommitWork, Send, Sent, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.front_end import STATUS
@@ -46,6 +46,7 @@ from penstock.protocols.rest.records import RecordReading, VirtualQueues
 from penstock.protocols.rest.search import Searching
 from penstock.protocols.rest.sessions import Sessions
 from penstock.protocols.rest.shapes import SentMessages, Work
+from penstock.protocols.rest.topics import TopicsOfSns
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
@@ -229,6 +230,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         Overviews(services, version),
         Lookups(services),
         Clusters(services),
+        TopicsOfSns(services),
     ]
 
 
@@ -243,8 +245,9 @@ class RestApp:
         resources = resources_of(services, version)
         operations = list(operations_of(resources))
         overviews = next(each for each in resources if isinstance(each, Overviews))
-        described = document(operations, version, needs_credentials=services.credentials.are_required)
-        self._document = msgspec.json.encode(described)
+        self._operations = operations
+        self._document = b""
+        """Made for who asks first: it takes as long as a tenth of a start."""
         origins = services.settings.rest.cors_origins
         self._cors = Cors(origins) if origins else None
         self._routes = Routes()
@@ -294,6 +297,9 @@ class RestApp:
 
     def _find(self, exchange: Exchange) -> tuple[Route, Parameters] | None:
         request = exchange.request
+        if request.path == "/" and request.method == "POST":
+            self._refuse_aws(exchange)
+            return None
         found = self._routes.find(request.path)
         if found is None:
             shorter = request.path.rstrip("/")
@@ -341,8 +347,19 @@ class RestApp:
         """Which Penstock this is."""
         return _json({"name": "penstock", "version": self._version})
 
+    def _refuse_aws(self, exchange: Exchange) -> None:
+        """Clients of SQS and SNS post everything to `/`. They show `message`, and nothing else."""
+        sqs = self._services.listening.get("sqs")
+        text = f"this is the port of REST. SQS and SNS are at {sqs.url if sqs else 'port 9324 by default'}"
+        exchange.action, exchange.outcome = "unknown", "wrong_port"
+        exchange.respond(404, (("content-type", JSON),), msgspec.json.encode({"__type": "WrongPort", "message": text}))
+
     async def openapi(self, exchange: Exchange) -> Answer:
         """What the API can do, for programs."""
+        if not self._document:
+            needs_credentials = self._services.credentials.are_required
+            described = document(self._operations, self._version, needs_credentials=needs_credentials)
+            self._document = msgspec.json.encode(described)
         return 200, (("content-type", JSON),), self._document
 
     async def page(self, exchange: Exchange) -> Answer:
@@ -374,7 +391,7 @@ class RestApp:
     async def metrics(self, exchange: Exchange) -> Answer:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
-            principal = self.context.guard.principal(exchange.request.headers)
+            principal = self.context.guard.principal(exchange.request.headers, exchange.request.peer)
             patterns = parse_qs(exchange.request.query).get("queue", [])
             if len(patterns) > _PATTERNS_MAX:
                 raise invalid(f"there are {len(patterns)} patterns: one request takes {_PATTERNS_MAX}")
@@ -386,23 +403,19 @@ class RestApp:
             return _plain(401, "metrics need an access key and its secret", challenge)
         except PenstockError as error:
             return _plain(503, str(error))
-        if self._services.gather_metrics is not None:
-            sources = await self._services.gather_metrics()
-        else:
-            sources = [*self._services.metric_sources, self._process.families]
+        sources = [*self._services.metric_sources, self._process.families]
         text = await render_in_passing([*sources, lambda: tally_families(tally), *queue_sources(stats)])
         return 200, (("content-type", CONTENT_TYPE),), text
 
     async def _count_queues(self, principal: Principal, only: list[str]) -> tuple[Tally, list[Stats]]:
         """All queues that the caller may read, added up; and the exact counts of those that are shown one by one."""
         shard, settings = self._services.shard, self._services.settings.metrics
-        is_local = self._services.gather_metrics is None
         tally = Tally(settings.queues, settings.always, only)
-        await tally.take(shard, principal, local=is_local)
+        await tally.take(shard, principal, local=True)
         found: list[Stats] = []
         for name in tally.shown():
             with contextlib.suppress(QueueNotFound, QueueDamaged):
-                found.append(await (shard.local_stats(name) if is_local else shard.call(QueueStats(name=name))))
+                found.append(await shard.local_stats(name))
         return tally, found
 
 

@@ -13,6 +13,7 @@ from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.shapes import Result, Shape
 from penstock.server.partition_map import Steering
+from penstock.server.settings import Settings
 
 NodeName = Annotated[str, Meta(min_length=1, max_length=128)]
 _LOADS = ("rate", "backlog", "bytes", "queues", "outbox")
@@ -67,6 +68,8 @@ class ClusterState(Result, omit_defaults=False):
     """Of the partition map."""
     nodes: list[ClusterNodeRow]
     shards: list[ShardRow]
+    options: list[str]
+    """What `penstock cluster` needs to reach this cluster's Kafka; empty for who may not administer all queues."""
 
 
 class MoveShard(Shape):
@@ -115,6 +118,7 @@ class Clusters(Resource):
             version=found.version,
             nodes=msgspec.convert([blank | row for row in nodes], list[ClusterNodeRow]),
             shards=msgspec.convert([blank | row for row in shards], list[ShardRow]),
+            options=self._options() if cluster is not None and caller.principal.allows_all("admin") else [],
         )
 
     @operation("POST", "/v1/cluster/move", is_change=True)
@@ -135,6 +139,11 @@ class Clusters(Resource):
         (cluster.drain if body.draining else cluster.undrain)(body.node)
         await cluster.written()
         return await self.cluster_state(caller)
+
+    def _options(self) -> list[str]:
+        settings, usual = self.services.settings, Settings()
+        options = ["--bootstrap", settings.kafka.bootstrap]
+        return options + (["--cluster", settings.cluster.name] if settings.cluster.name != usual.cluster.name else [])
 
     def _steering(self, caller: Caller) -> Steering:
         if not caller.principal.allows_all("admin"):

@@ -15,7 +15,6 @@ import base64
 import hashlib
 import itertools
 import logging
-import math
 import os
 import re
 from collections.abc import Coroutine, Iterable, Mapping
@@ -37,6 +36,7 @@ from penstock.protocols.rest.problems import (
     headers_of,
     invalid,
     problem_of,
+    retry_after,
     status_of,
     stopping,
 )
@@ -70,11 +70,11 @@ class Guard:
 
     def admit(self, headers: Mapping[str, str], peer: str) -> Principal:
         """Who calls. Raises `RestError` if it must not: 401, 403 or 429."""
-        principal = self.principal(headers)
+        principal = self.principal(headers, peer)
         self.count(principal, peer)
         return principal
 
-    def principal(self, headers: Mapping[str, str]) -> Principal:
+    def principal(self, headers: Mapping[str, str], peer: str) -> Principal:
         """Who calls, by its credentials; anybody, where there are none and it is no foreign web page."""
         if not self._credentials.are_required:
             self.refuse_foreign_pages(headers)
@@ -82,15 +82,15 @@ class Guard:
         authorization = headers.get("authorization")
         if authorization is None:
             raise RestError(401, "unauthorized", "this server needs credentials: Authorization: Bearer ...", _CHALLENGE)
-        principal = self._check(authorization, headers)
+        principal = self._check(authorization, headers, peer)
         if principal is None:
             raise RestError(401, "unauthorized", "the token or the secret is not right", _CHALLENGE)
         return principal
 
-    def _check(self, authorization: str, headers: Mapping[str, str]) -> Principal | None:
+    def _check(self, authorization: str, headers: Mapping[str, str], peer: str) -> Principal | None:
         scheme, _, rest = authorization.partition(" ")
         if scheme.lower() == "bearer":
-            return self._credentials.check_bearer(rest.strip())
+            return self._credentials.check_bearer(rest.strip(), peer)
         if scheme.lower() != "basic":
             return None
         self.refuse_foreign_pages(headers)
@@ -98,7 +98,7 @@ class Guard:
             access_key, _, secret_key = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
         except ValueError:
             return None
-        return self._credentials.check_password(access_key, secret_key)
+        return self._credentials.check_password(access_key, secret_key, peer)
 
     def refuse_foreign_pages(self, headers: Mapping[str, str]) -> None:
         """Raise if a browser sends this for a page of somebody else."""
@@ -124,8 +124,7 @@ class Guard:
         try:
             self._rates.count(caller_of(principal, peer))
         except RateLimited as error:
-            retry_after = ("retry-after", str(max(1, math.ceil(error.wait_s))))
-            raise RestError(429, "rate_limited", str(error), (retry_after,)) from None
+            raise RestError(429, "rate_limited", str(error), retry_after(error.wait_s)) from None
 
 
 KEY = "idempotency-key"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from penstock.core.commands import (
+    MAIN,
     Browse,
     Changed,
     DeleteMessages,
@@ -21,6 +22,7 @@ from penstock.core.commands import (
     Seen,
 )
 from penstock.core.delivery.receipt import open_message_id
+from penstock.core.delivery.states import State
 from penstock.core.errors import AccessDenied, MessageNotFound
 from penstock.core.queues.config import dead_letter_name
 from penstock.core.queues.origin import Origin
@@ -45,21 +47,56 @@ LOOKED_AT_MAX = 100_000
 """Messages that one request looks at to find ids."""
 
 
-async def browsed(resource: Resource, queue: str, after: int) -> AsyncIterator[list[Seen]]:
-    """A queue's messages after a number, in order: so many at a time, and so many bytes, however large they are."""
+async def browsed(
+    resource: Resource,
+    queue: str,
+    after: int,
+    *,
+    channel: str = MAIN,
+    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED),
+    contains: bytes | None = None,
+) -> AsyncIterator[list[Seen]]:
+    """A queue's messages after a number, in order: so many at a time, and so many bytes, however few of them fit."""
     while True:
         offsets: Offsets = await resource.shard.call(
             FindOffsets(queue=queue, after=after + 1, bytes_max=_BYTES_AT_A_TIME)
         )
-        command = Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME, end=offsets.cut)
+        command = Browse(
+            queue=queue,
+            channel=channel,
+            after=after,
+            limit=_LOOKED_AT_A_TIME,
+            states=states,
+            contains=contains,
+            end=offsets.cut,
+        )
         seen: list[Seen] = await resource.shard.call(command)
-        if seen:
-            yield seen
+        yield seen
         after = seen[-1].sequence if len(seen) == _LOOKED_AT_A_TIME else max(after, offsets.cut - 1)
         if after + 1 >= offsets.end:
             if offsets.partition + 1 >= offsets.partitions:
                 return
             after = ((offsets.partition + 1) << PARTITION_SHIFT) - 1
+
+
+async def first_of(resource: Resource, command: Browse) -> list[Seen]:
+    """What a browse finds. What contains something is found in small steps, so that others get their turn."""
+    if command.contains is None:
+        seen: list[Seen] = await resource.shard.call(command)
+        return seen
+    found: list[Seen] = []
+    async for some in browsed(
+        resource,
+        command.queue,
+        command.after,
+        channel=command.channel,
+        states=command.states,
+        contains=command.contains,
+    ):
+        found += some
+        if len(found) >= command.limit:
+            break
+    return found[: command.limit]
 
 
 async def sequences_of(resource: Resource, queue: str, ids: list[str]) -> dict[str, int]:
@@ -124,7 +161,7 @@ class SingleMessages(Resource):
             raise _missing(message)
         return masks_of(self.services).hide(life_of(self.broker, found[0]))
 
-    @operation("GET", "/v1/queues/{queue}/messages/{message}")
+    @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
         """Show a message's whole life: where it stands in each channel, every failure, who holds it, when it is due.
 

@@ -1,4 +1,4 @@
-"""Masks: what patterns match in bodies and attributes is not shown to who looks at messages.
+"""Masks: what patterns match in bodies, attributes, groups and errors is not shown to who looks at messages.
 
 They are for people who look: browsing, searching, single messages, dead letters. Whoever receives messages gets them as
 they are, because he has to work with them. The console's page may neither receive nor read by offset on a server with
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
+from penstock.core.queues.origin import error_group
 from penstock.protocols.rest.contents import decode_text
 from penstock.protocols.rest.shapes import Content, TypedValue
 from penstock.server.node import Services
@@ -59,8 +60,28 @@ class Masks:
             if found:
                 message.attributes[name] = hidden
                 is_masked = True
+        channels = getattr(message, "channels", ())
+        failures = [*getattr(message, "failures", ()), *(one for each in channels for one in each.failures)]
+        for part, field in (
+            (message, "group"),
+            (message, "dedup_id"),
+            *((each, "error") for each in failures),
+            *((each, "text") for each in getattr(message, "events", ())),
+        ):
+            hidden, found = self.text(getattr(part, field, None) or "")
+            if found:
+                setattr(part, field, hidden)
+                is_masked = True
         message.masked = is_masked
         return message
+
+    def group_of(self, error: str) -> str:
+        r"""What errors have in common, after what is masked.
+
+        >>> Masks([r"token=\S+"]).group_of("refused: token=abc after 3 s"), Masks([]).group_of("after 3 s")
+        ('refused: ••• after # s', 'after # s')
+        """
+        return error_group(self.text(error)[0])
 
 
 _SHARED = "masks"

@@ -35,6 +35,7 @@ from penstock.protocols.rest.contents import (
     received_runs,
     seen_message,
 )
+from penstock.protocols.rest.intervening import first_of
 from penstock.protocols.rest.masks import masks_of
 from penstock.protocols.rest.operations import BATCH, JSON, Resource, operation
 from penstock.protocols.rest.problems import code_of, invalid
@@ -298,7 +299,7 @@ class Messages(Resource):
             contains=None if query.contains is None else decode_text(query.contains, query.encoding, "contains"),
         )
         await caller.room_for(self.shard, queue, query.limit, self.services.settings)
-        seen: list[Seen] = await self.shard.call(command)
+        seen = await first_of(self, command)
         page = self.page(seen)
         await self.shard.know(queue)
         queue_id = self.queue(queue).id

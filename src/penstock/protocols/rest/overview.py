@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.core.commands import ChangeQueue, QueueStats, Stats
 from penstock.core.errors import AccessDenied, OverLimit, PenstockError, QueueDamaged, QueueNotFound
+from penstock.core.queues.config import dead_letter_name
 from penstock.core.traits import Right
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seconds_of
@@ -120,7 +121,7 @@ class Overviews(Resource):
     async def overview_queues(self, caller: Caller, query: OverviewQueuesQuery) -> QueueRows:
         """List the queues that the caller may read, in any order, with their rates: a page at a time."""
         rows = await self._look()
-        principal, key = caller.principal, _KEYS[query.sort]
+        principal, key = caller.principal, _KEYS.get(query.sort) or self._by_dead_letters()
 
         def fitting() -> list[Row]:
             found = [
@@ -175,12 +176,17 @@ class Overviews(Resource):
         """The server, as far as somebody may read it."""
         rows = await self._look()
 
-        def added() -> tuple[int, dict[str, int], Rates | None, list[Alarm]]:
+        def added() -> tuple[int, dict[str, int], Rates | None, list[Alarm], int]:
             mine = rows if principal is ANYBODY else [row for row in rows if principal.may(row.name, QueueStats)]
-            return len(mine), *added_up(mine), list(_alarms_of(mine))
+            return (
+                len(mine),
+                *added_up(mine),
+                list(_alarms_of(mine)),
+                self._dead_letters_of([row for row in mine if row.dead]),
+            )
 
         found = added() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(added)
-        queues, counts, rates, alarms = found
+        queues, counts, rates, alarms, dead_letters = found
         alarms += [each for each in await self._growth() if each.queue and principal.may(each.queue, QueueStats)]
         disk = memory = None
         if principal.has("admin"):
@@ -191,7 +197,7 @@ class Overviews(Resource):
         return ServerOverview(
             version=self._version,
             uptime=time.monotonic() - self._started_s,
-            totals=Totals(queues=queues, **counts),
+            totals=Totals(queues=queues, dead_letters=dead_letters, **counts),
             rates=None if rates is None else RatesPerSecond(**rates._asdict()),
             alarms=alarms,
             disk=disk,
@@ -247,12 +253,27 @@ class Overviews(Resource):
             leased=row.leased,
             delayed=row.delayed,
             dead=row.dead,
+            dead_letters=self._dead_letters_of([row]),
             quarantined=row.quarantined,
             oldest_sent_at=seconds_of(stats.oldest_ms),
             paused=[channel.name for channel in stats.channels.values() if channel.paused],
             rates=None if row.rates is None else RatesPerSecond(**row.rates._asdict()),
             spark=self._overview.spark(row.name),
         )
+
+    def _dead_letter_queue_of(self, row: Row) -> str:
+        known = self.broker.queues.get(row.name)
+        return (known.config.dead_letter if known is not None else None) or dead_letter_name(row.name)
+
+    def _dead_letters_of(self, rows: Sequence[Row]) -> int:
+        """How many messages the dead-letter queues of some queues have now: each counted once, whoever shares it."""
+        assert self._overview is not None
+        all_rows = self._overview.rows
+        names = {self._dead_letter_queue_of(row) for row in rows}
+        return sum(all_rows[name].messages for name in names if name in all_rows)
+
+    def _by_dead_letters(self) -> Callable[[Row], tuple[float, str]]:
+        return lambda row: (self._dead_letters_of([row]), row.name)
 
     def _disk(self) -> Disk | None:
         data = self.services.settings.server.data

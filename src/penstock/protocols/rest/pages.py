@@ -448,6 +448,12 @@ EXPLAINED = (
         "Wait as long as `Retry-After` says. The websocket counts, too.",
     ),
     Explained(
+        "too_many_failed_logins",
+        429,
+        "Too many wrong credentials came from this address. For a while even right ones are refused.",
+        "Wait as long as `Retry-After` says. Programs that are logged in go on.",
+    ),
+    Explained(
         "over_limit",
         429,
         "The channel has `in_flight_max` messages in flight.",

@@ -9,6 +9,7 @@ says what to do.
 
 from __future__ import annotations
 
+import math
 import re
 from http import HTTPStatus
 
@@ -56,6 +57,7 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
     (core.MessageTooLarge, 413),
     (core.BatchTooLarge, 413),
     (core.InvalidRequest, 400),
+    (core.TooManyFailedLogins, 429),
     (core.AccessDenied, 403),
     (core.NotFound, 404),
     (core.QueueExists, 409),
@@ -104,7 +106,14 @@ def headers_of(error: core.PenstockError) -> Headers:
     """What else the response says."""
     if isinstance(error, RestError):
         return error.headers
+    if isinstance(error, core.TooManyFailedLogins):
+        return retry_after(error.wait_s)
     return _RETRY_SOON if status_of(error) in (429, 503) else ()
+
+
+def retry_after(wait_s: float) -> Headers:
+    """How long to wait, in whole seconds."""
+    return (("retry-after", str(max(1, math.ceil(wait_s)))),)
 
 
 def stopping() -> RestError:

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import UNSET
 
 from penstock.core.commands import (
-    MAIN,
     Browse,
     CancelRedrive,
     ChangeQueue,
@@ -34,11 +33,11 @@ from penstock.core.commands import (
 from penstock.core.delivery.states import State
 from penstock.core.errors import ChannelNotFound, MessageNotFound, QueueDamaged, QueueNotFound, TaskNotFound
 from penstock.core.queues.config import SETTINGS, QueueConfig, dead_letter_name, kind_of, read_changes
-from penstock.core.queues.origin import error_group
-from penstock.core.transfer.moves import is_wanted
+from penstock.core.queues.origin import error_group, failures_of
+from penstock.core.transfer.moves import is_wanted, origin_of
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
-from penstock.protocols.rest.intervening import LOOKED_AT_MAX, sequences_of
+from penstock.protocols.rest.intervening import LOOKED_AT_MAX, browsed, first_of, sequences_of
 from penstock.protocols.rest.masks import Masks, masks_of
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.operations import Resource, operation
@@ -68,7 +67,7 @@ from penstock.protocols.rest.shapes import (
     SeenMessage,
     ServerStats,
 )
-from penstock.server.auth import TO_SEE
+from penstock.server.auth import TO_SEE, restrict
 from penstock.server.node import Services
 from penstock.server.shards import Shards
 from penstock.server.tally import COUNTS, Tally
@@ -296,7 +295,8 @@ def _channel_counts(channel: ChannelStats) -> ChannelCounts:
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
-_LOOKED_AT_A_TIME = 1_000
+_STEP_COUNTS_FOR = 400
+"""A step that found nothing has looked at some megabytes all the same."""
 _GROUPED_AT_A_TIME = 100
 _GROUPED_MAX = 20_000
 """Dead letters that one request looks at."""
@@ -330,15 +330,14 @@ class DeadLetterQueues(Resource):
             self.broker.refuse_damaged(target)
             return DeadLetters(queue=target, messages=[], next=None)
         contains = None if query.contains is None else query.contains.encode()
-        seen: list[Seen] = await self.shard.call(
-            Browse(queue=target, after=query.after, limit=query.limit, contains=contains)
-        )
+        seen = await first_of(self, Browse(queue=target, after=query.after, limit=query.limit, contains=contains))
         page = self._messages.page(seen)
-        found = [masks_of(self.services).hide(seen_message(self.broker, dead.id, one)) for one in page]
+        masks = masks_of(self.services)
+        found = [seen_message(self.broker, dead.id, one) for one in page]
         return DeadLetters(
             queue=target,
             messages=[
-                message
+                masks.hide(message)
                 for message in found
                 if (message.origin is not None and message.origin.queue == queue)
                 and (query.error is None or any(query.error in failure.error for failure in message.failures))
@@ -382,7 +381,7 @@ class DeadLetterQueues(Resource):
 
 def _count_in(groups: dict[str, ErrorGroup], message: SeenMessage, masks: Masks) -> None:
     last = message.failures[-1]
-    name = error_group(last.error)
+    name = masks.group_of(last.error)
     if name not in groups and len(groups) >= _GROUPS_MAX:
         name = "other errors"
     group = groups.get(name)
@@ -411,6 +410,8 @@ class Redrives(Resource):
             caller.need(body.target, StartRedrive)
         if body.ids is not None and body.sequences is not None:
             raise invalid("give either ids or sequences")
+        if body.target is not None and body.discard:
+            raise invalid("messages are deleted, or go to a target: give one of both")
         await self.shard.know(body.queue)
         self.queue(body.queue)
         sequences = body.sequences
@@ -420,8 +421,6 @@ class Redrives(Resource):
             if absent:
                 raise MessageNotFound(f"queue {body.queue!r} has no message {absent[0]!r}")
             sequences = sorted(found.values())
-        if body.dry_run:
-            return await self._counted(body, sequences)
         command = StartRedrive(
             queue=body.queue,
             target=body.target,
@@ -431,72 +430,72 @@ class Redrives(Resource):
             per_second=body.rate,
             group=body.group,
             discard=body.discard,
+            check_only=body.dry_run,
         )
-        return _described(await self.shard.call(command))
+        restrict(caller.principal, command)
+        if body.group is not None and masks_of(self.services):
+            await self._unmask(command)
+        found_task = self._described(await self.shard.call(command))
+        if body.dry_run:
+            await self._count(command, found_task)
+        return found_task
 
-    async def _counted(self, body: NewRedrive, sequences: list[int] | None) -> Redrive:
+    async def _count(self, command: StartRedrive, redrive: Redrive) -> None:
         """How many messages a redrive would be about."""
-        contains = None if body.contains is None else body.contains.encode()
-        to_move, counted_all = 0, True
-        if contains is None and body.error is None and body.group is None and sequences is None:
-            stats: Stats = await self.shard.call(QueueStats(name=body.queue))
-            main = stats.channels.get(MAIN)
-            to_move = main.ready if main is not None else 0
-        else:
-            selected = None if sequences is None else set(sequences)
-            after, looked_at = -1, 0
-            while True:
-                seen: list[Seen] = await self.shard.call(
-                    Browse(
-                        queue=body.queue, after=after, limit=_LOOKED_AT_A_TIME, states=(State.READY,), contains=contains
-                    )
-                )
-                to_move += sum(
-                    (selected is None or one.sequence in selected) and is_wanted(one, body.error, body.group)
-                    for one in seen
-                )
-                looked_at += len(seen)
-                if len(seen) < _LOOKED_AT_A_TIME:
-                    break
-                if looked_at >= LOOKED_AT_MAX:
-                    counted_all = False
-                    break
-                after = seen[-1].sequence
-        return Redrive(
-            task=0,
-            queue=body.queue,
-            target=body.target,
-            status="dry_run",
-            moved=0,
-            skipped=0,
-            to_move=to_move,
-            started_at=self.shard.now_ms() / 1_000,
-            error="",
-            rate=body.rate,
-            group=body.group,
-            discard=body.discard,
-            counted_all=counted_all,
-        )
+        conditions = (command.contains, command.error, command.group, command.sequences, command.origins)
+        if all(each is None for each in conditions):
+            return
+        selected = None if command.sequences is None else set(command.sequences)
+        redrive.to_move = looked_at = 0
+        async for seen in browsed(self, command.queue, -1, states=(State.READY,), contains=command.contains):
+            redrive.to_move += sum(
+                (selected is None or one.sequence in selected)
+                and is_wanted(one, command.error, command.group, command.origins)
+                for one in seen
+            )
+            looked_at += max(len(seen), _STEP_COUNTS_FOR)
+            if looked_at >= LOOKED_AT_MAX:
+                redrive.counted_all = False
+                break
+
+    async def _unmask(self, command: StartRedrive) -> None:
+        """A group of errors that was shown with masks: which messages it is about."""
+        masks, names, looked_at = masks_of(self.services), set(), 0
+        sequences: list[int] = []
+        async for seen in browsed(self, command.queue, -1, states=(State.READY,)):
+            for one in seen:
+                failures = failures_of(origin_of(one), one.failures, one.sequence)
+                if failures and masks.group_of(failures[-1].error) == command.group:
+                    names.add(error_group(failures[-1].error))
+                    sequences.append(one.sequence)
+            looked_at += max(len(seen), _STEP_COUNTS_FOR)
+            if looked_at >= LOOKED_AT_MAX:
+                break
+        if len(names) == 1:
+            command.group = names.pop()
+        else:  # errors that differ only in what is hidden
+            command.group = None
+            command.sequences = sorted(set(sequences) & set(command.sequences or sequences))
 
     @operation("GET", "/v1/redrives", live_s=1)
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
         """List redrives, newest first: those of queues that the caller has a right on."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))
-        return RedriveList(redrives=[_described(task) for task in tasks if caller.principal.may_see(task.queue)])
+        return RedriveList(redrives=[self._described(task) for task in tasks if caller.principal.may_see(task.queue)])
 
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
         """Say how far a redrive is."""
         found = await self._task(caller, task)
         caller.need(found.queue, Browse, StartRedrive)
-        return _described(found)
+        return self._described(found)
 
     @operation("POST", "/v1/redrives/{task}/cancel", is_change=True)
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
         """Stop a redrive. What was moved stays moved."""
         found = await self._task(caller, task)
         caller.need(found.queue, CancelRedrive)
-        return _described(await self.shard.call(CancelRedrive(task=found.task)))
+        return self._described(await self.shard.call(CancelRedrive(task=found.task)))
 
     async def _task(self, caller: Caller, text: str) -> RedriveTask:
         """A redrive, of a queue that the caller may know of."""
@@ -506,19 +505,18 @@ class Redrives(Resource):
                 return task
         raise TaskNotFound(f"there is no redrive {text[:50]!r}")
 
-
-def _described(task: RedriveTask) -> Redrive:
-    return Redrive(
-        task=task.task,
-        queue=task.queue,
-        target=task.target,
-        status=task.status,  # type: ignore[arg-type]
-        moved=task.moved,
-        skipped=task.skipped,
-        to_move=task.to_move,
-        started_at=task.started_ms / 1_000,
-        error=task.error,
-        rate=task.per_second,
-        group=task.match_group,
-        discard=task.discard,
-    )
+    def _described(self, task: RedriveTask) -> Redrive:
+        return Redrive(
+            task=task.task,
+            queue=task.queue,
+            target=task.target,
+            status=task.status,  # type: ignore[arg-type]
+            moved=task.moved,
+            skipped=task.skipped,
+            to_move=task.to_move,
+            started_at=task.started_ms / 1_000,
+            error=task.error,
+            rate=task.per_second,
+            group=None if task.match_group is None else masks_of(self.services).text(task.match_group)[0],
+            discard=task.discard,
+        )

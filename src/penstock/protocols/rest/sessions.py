@@ -41,7 +41,10 @@ class Sessions(Resource):
 
     @operation("GET", "/v1/sessions", live_s=2)
     async def list_sessions(self, caller: Caller, query: SessionsQuery) -> OpenSessions:
-        """List the sessions and connections, and what each holds since when, in the queues that the caller may read."""
+        """List the sessions and connections, and what each holds since when, in the queues that the caller may read.
+
+        Those that hold nothing are for who may read all queues.
+        """
         return await self._listed(caller.principal, None, query.limit)
 
     @operation("GET", "/v1/queues/{queue}/sessions", live_s=2)
@@ -63,7 +66,7 @@ class Sessions(Resource):
                 leases = [_lease(held) for held in each.leases if principal.may(held.queue, QueueStats)]
                 if not each.session:
                     unnamed += leases
-                elif leases or not each.leases:
+                elif leases or (not each.leases and principal.allows_all("read")):
                     rows.append(_row(shard, each, leases))
         rows.sort(key=lambda row: (-row.held, row.name, row.session))
         return OpenSessions(sessions=rows[:limit], without_session=unnamed)
@@ -78,7 +81,7 @@ class Sessions(Resource):
         """End a session: all that it holds is ready for others at once.
 
         Your own, by its handle; or any one, as `GET /v1/sessions` names it. That needs the right to administer every
-        queue of which it holds messages.
+        queue of which it holds messages; and all queues, if it holds none: nobody can say whose it is then.
         """
         named = _OF_ANYBODY.fullmatch(session)
         if named is None:
@@ -98,6 +101,8 @@ def _need_admin(principal: Principal, queues: list[str]) -> None:
         return
     if not principal.has(right):
         raise AccessDenied(f"{principal.name!r} may not end sessions of others: that needs the right to admin")
+    if not queues and not principal.allows_all(right):
+        raise AccessDenied(f"{principal.name!r} may not administer all queues: that takes it to end an idle session")
     for queue in queues:
         if not principal.allows(right, queue):
             if not principal.may_see(queue):

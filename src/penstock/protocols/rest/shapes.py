@@ -49,7 +49,8 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 def _described(setting: Declared) -> Any:
     """With what a new queue has: not as `default`, since what a change leaves out stays as it is."""
     initial = {"x-default": setting.default_text} if setting.default_text else {}
-    return Annotated[Any, Meta(extra_json_schema=setting.schema() | initial)]
+    unit = {"x-unit": "seconds"} if setting.field == f"{setting.name}_ms" else {}
+    return Annotated[Any, Meta(extra_json_schema=setting.schema() | initial | unit)]
 
 
 @with_settings(SETTINGS.values(), _described)
@@ -755,7 +756,10 @@ class Totals(Result, omit_defaults=False):
     acked: int
     failed: int
     dead: int
+    """Messages that ever failed for good."""
     quarantined: int
+    dead_letters: int
+    """Messages that are in dead-letter queues now."""
 
 
 class Alarm(Result, omit_defaults=False):
@@ -793,7 +797,9 @@ class OverviewQueuesQuery(Shape):
 
     prefix: Annotated[str, Meta(max_length=128)] = ""
     contains: Annotated[str, Meta(max_length=128)] = ""
-    sort: Literal["name", "messages", "bytes", "ready", "leased", "delayed", "dead", "sent", "acked", "failed"] = "name"
+    sort: Literal[
+        "name", "messages", "bytes", "ready", "leased", "delayed", "dead", "dead_letters", "sent", "acked", "failed"
+    ] = "name"
     """`sent`, `acked` and `failed` are by rate."""
     descending: bool = False
     after: Annotated[int, Meta(ge=0)] = 0
@@ -812,8 +818,11 @@ class QueueRow(Result, omit_defaults=False):
     leased: int
     delayed: int
     dead: int
+    """Messages that ever failed for good."""
     quarantined: int
     oldest_sent_at: float | None
+    dead_letters: int
+    """Messages that are in its dead-letter queue now: also those of other queues that share it."""
     paused: list[str]
     """Channels that are paused."""
     rates: RatesPerSecond | None

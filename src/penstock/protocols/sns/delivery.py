@@ -328,7 +328,7 @@ class Deliveries:
             wanted,
             arn,
             is_fifo=queue.config.is_fifo,
-            signer=await self.signer() if self._is_signed(found) else None,
+            signer=await self.signer() if self._is_signed(found) and not queue.config.is_fifo else None,
             version=topic.attributes.get("SignatureVersion") or "1",
             message_id=partial(self._shard.identity.message_id, delivery.queue_id),
         )
@@ -395,11 +395,13 @@ class Deliveries:
 
     def _send(self, target: str, outgoing: list[Outgoing]) -> Send:
         config = self._shard.identity.queues[target].config
+        # The groups of a FIFO topic are of no use to a standard queue; those of a standard topic make a queue fair.
+        groups = [each.group if config.is_fifo or not each.is_fifo else None for each in outgoing]
         return Send(
             queue=target,
             bodies=[each.body for each in outgoing],
             attributes=[encode_attributes(each.attributes) for each in outgoing],
-            groups=[each.group for each in outgoing] if any(each.group for each in outgoing) else None,
+            groups=groups if any(groups) else None,
             dedup_ids=[each.dedup_id for each in outgoing] if config.is_fifo else None,
             create=False,
         )

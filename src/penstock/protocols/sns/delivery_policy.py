@@ -28,19 +28,38 @@ _CONTENT_TYPES = frozenset(
     {
         CONTENT_TYPE,
         "text/plain",
+        "application/atom+xml",
         "application/json",
         "application/octet-stream",
         "application/soap+xml",
         "application/x-www-form-urlencoded",
+        "application/xhtml+xml",
         "application/xml",
         "text/css",
+        "text/csv",
         "text/html",
         "text/xml",
     }
 )
 _DELAY_S_MAX = 3_600
 _RETRIES_MAX = 100
-_COUNTS = ("numRetries", "numMaxDelayRetries", "numNoDelayRetries", "numMinDelayRetries")
+_BOUNDS = {
+    "minDelayTarget": (1, _DELAY_S_MAX),
+    "maxDelayTarget": (1, _DELAY_S_MAX),
+    "numRetries": (0, _RETRIES_MAX),
+    "numMaxDelayRetries": (0, _RETRIES_MAX),
+    "numNoDelayRetries": (0, _RETRIES_MAX),
+    "numMinDelayRetries": (0, _RETRIES_MAX),
+}
+_NEEDED = ("minDelayTarget", "maxDelayTarget", "numRetries")
+_OF_TOPIC = (
+    "defaultHealthyRetryPolicy",
+    "defaultSicklyRetryPolicy",
+    "disableSubscriptionOverrides",
+    "defaultThrottlePolicy",
+    "defaultRequestPolicy",
+)
+_OF_SUBSCRIPTION = ("healthyRetryPolicy", "sicklyRetryPolicy", "throttlePolicy", "requestPolicy", "guaranteed")
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -88,37 +107,39 @@ class RetryPolicy(msgspec.Struct, frozen=True):
                 return float(low * (high / low) ** share)
 
 
-def read_topic_policy(text: str) -> dict[str, Any]:
-    """A topic's `DeliveryPolicy`, checked; empty if there is none."""
+def topic_policy(text: str) -> str:
+    """A topic's `DeliveryPolicy` as it is kept and shown: checked, without what is null.
+
+    >>> topic_policy('{"http": {"defaultHealthyRetryPolicy": null}}')
+    '{"http":{"disableSubscriptionOverrides":false}}'
+    """
     if not text:
-        return {}
+        return ""
     policy = json_object("DeliveryPolicy", text)
-    http = policy.get("http", {})
-    if not isinstance(http, dict):
-        raise invalid("DeliveryPolicy: http must be an object")
-    for key in http:
-        if key not in (
-            "defaultHealthyRetryPolicy",
-            "defaultSicklyRetryPolicy",
-            "defaultThrottlePolicy",
-            "defaultRequestPolicy",
-            "disableSubscriptionOverrides",
-        ):
-            raise invalid(f"DeliveryPolicy: Unexpected JSON member: {key}")
-    _check(http, "default")
-    return http
+    _check_members(policy, ("http",))
+    http = _part(policy, "http")
+    _check_members(http, _OF_TOPIC)
+    _check(http, "default", "http.")
+    filled = {"disableSubscriptionOverrides": False} | http
+    shown = {name: filled[name] for name in _OF_TOPIC if filled.get(name) is not None}
+    return msgspec.json.encode({"http": shown}).decode()
 
 
-def read_subscription_policy(text: str) -> dict[str, Any]:
-    """A subscription's `DeliveryPolicy`, checked; empty if there is none."""
+def subscription_policy(text: str) -> str:
+    """A subscription's `DeliveryPolicy` as it is kept and shown: checked, with what it does not say as null."""
     if not text:
-        return {}
+        return ""
     policy = json_object("DeliveryPolicy", text)
-    for key in policy:
-        if key not in ("healthyRetryPolicy", "sicklyRetryPolicy", "throttlePolicy", "requestPolicy", "guaranteed"):
-            raise invalid(f"DeliveryPolicy: Unexpected JSON member: {key}")
-    _check(policy, "")
-    return policy
+    _check_members(policy, _OF_SUBSCRIPTION)
+    _check(policy, "", "")
+    shown = {name: policy.get(name) for name in _OF_SUBSCRIPTION} | {"guaranteed": bool(policy.get("guaranteed"))}
+    return msgspec.json.encode(shown).decode()
+
+
+def _check_members(policy: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in policy:
+        if name not in known:
+            raise invalid(f"DeliveryPolicy: Unexpected JSON member: {name}")
 
 
 def _named(prefix: str, name: str) -> str:
@@ -132,37 +153,47 @@ def _part(policy: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found or {}
 
 
-def _check(policy: Mapping[str, Any], prefix: str) -> None:
-    given = _part(policy, _named(prefix, "healthyRetryPolicy"))
-    _part(policy, _named(prefix, "sicklyRetryPolicy"))
-    for name, value in given.items():
-        if name not in RETRY_DEFAULTS:
-            raise invalid(f"DeliveryPolicy: Unexpected JSON member: {name}")
-        if name == "backoffFunction":
-            if value not in _BACKOFF_FUNCTIONS:
-                raise invalid("DeliveryPolicy: backoffFunction must be linear, arithmetic, geometric or exponential")
-        elif not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise invalid(f"DeliveryPolicy: {name} must be a number that is not negative")
-    retries = RETRY_DEFAULTS | given
-    low, high = retries["minDelayTarget"], retries["maxDelayTarget"]
-    if "minDelayTarget" in given and "maxDelayTarget" not in given:
-        high = max(low, high)
-    if not 1 <= low <= _DELAY_S_MAX or not 1 <= high <= _DELAY_S_MAX:
-        raise invalid(f"DeliveryPolicy: minDelayTarget and maxDelayTarget must be from 1 to {_DELAY_S_MAX}")
-    if low > high:
-        raise invalid("DeliveryPolicy: minDelayTarget must be less than or equal to maxDelayTarget")
-    if retries["numRetries"] > _RETRIES_MAX:
-        raise invalid(f"DeliveryPolicy: numRetries must be from 0 to {_RETRIES_MAX}")
-    if sum(retries[name] for name in _COUNTS[1:]) > retries["numRetries"]:
-        raise invalid("DeliveryPolicy: the retries of the phases must not be more than numRetries")
-    throttle = _part(policy, _named(prefix, "throttlePolicy"))
-    rate = throttle.get("maxReceivesPerSecond")
+def _check(policy: Mapping[str, Any], prefix: str, place: str) -> None:
+    for name in ("healthyRetryPolicy", "sicklyRetryPolicy"):
+        part = _named(prefix, name)
+        if policy.get(part) is not None:
+            _check_retries(_part(policy, part), place + part)
+    part = _named(prefix, "throttlePolicy")
+    rate = _part(policy, part).get("maxReceivesPerSecond")
     if rate is not None and (not isinstance(rate, int) or isinstance(rate, bool) or rate < 1):
-        raise invalid("DeliveryPolicy: maxReceivesPerSecond must be 1 or more")
-    request = _part(policy, _named(prefix, "requestPolicy"))
-    kind = request.get("headerContentType")
-    if kind is not None and kind not in _CONTENT_TYPES:
-        raise invalid(f"DeliveryPolicy: headerContentType: {kind} is not supported")
+        raise invalid(f"DeliveryPolicy: {place}{part}.maxReceivesPerSecond must be greater than or equal to 1")
+    part = _named(prefix, "requestPolicy")
+    kind = _part(policy, part).get("headerContentType")
+    if kind is not None and (not isinstance(kind, str) or kind not in _CONTENT_TYPES):
+        raise invalid(f"DeliveryPolicy: {place}{part}.headerContentType: {kind} is not supported")
+
+
+def _check_retries(given: Mapping[str, Any], place: str) -> None:
+    """Raise what is wrong with a retry policy that is there. AWS demands three members of it."""
+    _check_members(given, tuple(RETRY_DEFAULTS))
+    for name in _NEEDED:
+        if given.get(name) is None:
+            raise invalid(f"DeliveryPolicy: {place}.{name} must be specified")
+    for name, (low, high) in _BOUNDS.items():
+        value = given.get(name, low)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise invalid(f"DeliveryPolicy: {place}.{name} must be an integer")
+        if value < low:
+            raise invalid(f"DeliveryPolicy: {place}.{name} must be greater than or equal to {low}")
+        if value > high:
+            raise invalid(f"DeliveryPolicy: {place}.{name} must be less than or equal to {high}")
+    if given["maxDelayTarget"] < given["minDelayTarget"]:
+        raise invalid(f"DeliveryPolicy: {place}.maxDelayTarget must be greater than or equal to minDelayTarget")
+    if sum(given.get(f"num{phase}DelayRetries", 0) for phase in ("Max", "No", "Min")) > given["numRetries"]:
+        raise invalid(f"DeliveryPolicy: {place}.numRetries must be as many as those of all phases, or more")
+    if given.get("backoffFunction", "linear") not in _BACKOFF_FUNCTIONS:
+        raise invalid(f"DeliveryPolicy: {place}.backoffFunction must be one of {', '.join(_BACKOFF_FUNCTIONS)}")
+
+
+def _stored(text: str) -> dict[str, Any]:
+    """A policy that was checked when it was set."""
+    found: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    return found
 
 
 def _retries(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +208,7 @@ def effective_for_topic(text: str) -> str:
     >>> '"numRetries":7' in effective_for_topic('{"http": {"defaultHealthyRetryPolicy": {"numRetries": 7}}}')
     True
     """
-    http = read_topic_policy(text)
+    http = _part(_stored(text), "http")
     shown = {
         "defaultHealthyRetryPolicy": _retries(_part(http, "defaultHealthyRetryPolicy"), RETRY_DEFAULTS),
         "disableSubscriptionOverrides": bool(http.get("disableSubscriptionOverrides", False)),
@@ -189,7 +220,7 @@ def effective_for_topic(text: str) -> str:
 
 
 def _merged(topic_text: str, own_text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    http, own = read_topic_policy(topic_text), read_subscription_policy(own_text)
+    http, own = _part(_stored(topic_text), "http"), _stored(own_text)
     if http.get("disableSubscriptionOverrides"):
         own = {}
     retries = _retries(_part(http, "defaultHealthyRetryPolicy"), RETRY_DEFAULTS)

@@ -16,7 +16,8 @@ from penstock.core.queues.attributes import AttributeValue, decode_attributes
 from penstock.protocols.sns.filters import Filter, attribute_values, body_values, holds_for
 from penstock.protocols.sns.signing import Signer
 from penstock.protocols.sns.topics import PENDING_MS_MAX, STRUCTURE, SUBJECT, Subscription
-from penstock.protocols.sns.wire import invalid
+from penstock.protocols.sns.wire import INVALID_PARAMETER, invalid
+from penstock.protocols.sqs.errors import SqsError
 from penstock.protocols.sqs.message_attributes import STORED_SENDER, STORED_TRACE_HEADER, from_stored
 from penstock.protocols.sqs.service import sequence_number
 
@@ -36,6 +37,8 @@ class Outgoing(msgspec.Struct):
     attempt: int = 1
     refusal: str = ""
     """Why it cannot be delivered."""
+    is_fifo: bool = False
+    """Whether its topic is a FIFO topic."""
 
 
 def timestamp(ms: int) -> str:
@@ -104,7 +107,14 @@ class Envelopes:
                 message_id = self._message_id(sequence)
                 passed = {name: stored[name] for name in (STORED_TRACE_HEADER, STORED_SENDER) if name in stored}
                 made = Outgoing(
-                    body, passed, chunk.group(index), dedup_id, sequence, message_id, int(attempts[index - run.start])
+                    body,
+                    passed,
+                    chunk.group(index),
+                    dedup_id,
+                    sequence,
+                    message_id,
+                    int(attempts[index - run.start]),
+                    is_fifo=self._is_fifo,
                 )
                 if found.is_raw:
                     if found.protocol == "sqs" and len(typed) > _RAW_ATTRIBUTES_MAX:
@@ -212,7 +222,7 @@ def open_token(token: str, secret: bytes, now_ms: int) -> Ticket:
     try:
         data = bytes.fromhex(token)
     except ValueError:
-        raise invalid("Token") from None
+        raise SqsError(INVALID_PARAMETER, "Invalid token") from None
     if not hmac.compare_digest(_mac(data[_MAC_BYTES:], secret), data[:_MAC_BYTES]):
         raise invalid("Token")
     ticket = msgspec.msgpack.decode(data[_MAC_BYTES:], type=Ticket)

@@ -8,9 +8,8 @@ it is set, and compiled to closures, so that a whole run of messages is filtered
 from __future__ import annotations
 
 import ipaddress
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,40 +53,57 @@ def compile_policy(text: str, *, of_body: bool) -> Filter:
         raise _wrong("failed to parse JSON.") from None
     if not isinstance(policy, dict):
         raise _wrong("Filter policy must be a JSON object")
-    counts: list[int] = []
-    found = _object(policy, of_body, 1, counts)
-    if len(counts) > _KEYS_MAX:
+    try:
+        found = _object(policy, 1)
+    except RecursionError:
+        raise _wrong("Filter policy is too complex") from None
+    if found.is_nested and not of_body:
+        raise invalid("Filter policy scope MessageAttributes does not support nested filter policy")
+    if len(policy) > _KEYS_MAX:
         raise _wrong(f"Filter policy can not have more than {_KEYS_MAX} keys")
-    if math.prod(counts) > _COMBINATIONS_MAX:
+    if found.combinations > _COMBINATIONS_MAX:
         raise _wrong("Filter policy is too complex")
-    return found
+    return found.holds
 
 
-def _object(policy: dict[str, Any], of_body: bool, depth: int, counts: list[int]) -> Filter:
+class _Compiled(NamedTuple):
+    """A policy, or a part of one."""
+
+    holds: Filter
+    combinations: int
+    """How many combinations of values it has, as AWS counts: deeper ones more often, alternatives together."""
+    is_nested: bool
+
+
+def _object(policy: dict[str, Any], depth: int) -> _Compiled:
     parts: list[Filter] = []
+    combinations, is_nested = 1, False
     for key, rule in policy.items():
         if key == "$or" and isinstance(rule, list) and len(rule) >= 2 and all(isinstance(each, dict) for each in rule):
-            either = [_object(each, of_body, depth, counts) for each in rule]
-            parts.append(lambda message, either=either: any(each(message) for each in either))  # type: ignore[misc]
+            either = [_object(each, depth) for each in rule]
+            combinations *= sum(each.combinations for each in either)
+            is_nested |= any(each.is_nested for each in either)
+            alternatives = [each.holds for each in either]
+            parts.append(lambda message, either=alternatives: any(each(message) for each in either))  # type: ignore[misc]
         elif isinstance(rule, dict):
-            if not of_body:
-                raise _wrong("Filter policy scope MessageAttributes does not support nested filter policy")
             if not rule:
                 raise _wrong("Empty objects are not allowed as a filter policy")
-            inner = _object(rule, of_body, depth + 1, counts)
+            inner = _object(rule, depth + 1)
+            combinations *= inner.combinations
+            is_nested = True
             parts.append(
-                lambda message, key=key, inner=inner: any(  # type: ignore[misc]
+                lambda message, key=key, inner=inner.holds: any(  # type: ignore[misc]
                     isinstance(each, dict) and inner(each) for each in _flat(message.get(key))
                 )
             )
         elif isinstance(rule, list):
             if not rule:
                 raise _wrong("Empty arrays are not allowed")
-            counts.append(len(rule) * depth)
+            combinations *= len(rule) * depth
             parts.append(_leaf(key, rule))
         else:
             raise _wrong(f'"{key}" must be an object or an array')
-    return lambda message: all(part(message) for part in parts)
+    return _Compiled(lambda message: all(part(message) for part in parts), combinations, is_nested)
 
 
 def _flat(value: Any) -> Values:
@@ -148,8 +164,8 @@ def _test(condition: Any) -> Test:
     ((name, argument),) = condition.items()
     if name == "anything-but":
         if isinstance(argument, dict):
-            if len(argument) != 1 or next(iter(argument)) not in ("prefix", "suffix"):
-                raise _wrong("Unsupported anything-but pattern")
+            if list(argument) != ["prefix"]:
+                raise _wrong(f"Unsupported anything-but pattern: {', '.join(argument)}")
             inner = [_test(argument)]
         else:
             listed = argument if isinstance(argument, list) else [argument]
@@ -193,27 +209,45 @@ def _is_in(value: Any, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -
 
 
 def _numeric(argument: Any) -> Test:
-    """`["=", 3]`, or a bound, or two: `[">", 0, "<=", 150]`."""
-    if not isinstance(argument, list) or not argument:
+    """`["=", 3]`, or a bound, or two: `[">", 0, "<=", 150]`. What is wrong is said in the order in which AWS reads."""
+    if not isinstance(argument, list):
         raise _wrong("Value of numeric must be an array.")
-    bounds = list(zip(argument[::2], argument[1::2], strict=False))
-    if len(argument) % 2 or len(bounds) > 2:
-        raise _wrong("Too many elements in numeric expression, or a value is missing")
-    for operator, bound in bounds:
-        if not isinstance(operator, str) or operator not in _COMPARE:
-            raise _wrong(f"Unrecognized numeric range operator: {operator}")
-        if not _is_number(bound):
-            raise _wrong(f"Value of {operator} must be numeric")
-        if not -_NUMBER_MAX <= bound <= _NUMBER_MAX:
-            raise _wrong(f"Value of {operator} must be from -{_NUMBER_MAX} to {_NUMBER_MAX}")
-    if len(bounds) == 2:
-        (first, low), (second, high) = bounds
-        if first not in (">", ">=") or second not in ("<", "<="):
-            raise _wrong("Bad numeric range operator")
+    first = argument[0] if argument else None
+    if not isinstance(first, str):
+        raise _wrong(f"Invalid member in numeric match: {_shown(first) if argument else ']'}")
+    if first not in _COMPARE:
+        raise _wrong(f"Unrecognized numeric range operator: {first}")
+    low = _bound("equals" if first == "=" else first, argument[1:2])
+    tests = [(_COMPARE[first], low)]
+    if len(argument) > 2:
+        if first not in (">", ">="):
+            raise _wrong("Too many elements in numeric expression")
+        second = argument[2]
+        if not isinstance(second, str):
+            raise _wrong(f"Bad value in numeric range: {_shown(second)}")
+        if second not in ("<", "<="):
+            raise _wrong(f"Bad numeric range operator: {second}")
+        high = _bound(second, argument[3:4])
         if low >= high:
             raise _wrong("Bottom must be less than top")
-    tests = [(_COMPARE[operator], bound) for operator, bound in bounds]
+        if len(argument) > 4:
+            raise _wrong("Too many terms in numeric range expression")
+        tests.append((_COMPARE[second], high))
     return lambda value: _is_number(value) and all(compare(value, bound) for compare, bound in tests)
+
+
+def _bound(operator: str, there: list[Any]) -> float:
+    """The number after an operator."""
+    if not there or not _is_number(there[0]):
+        raise _wrong(f"Value of {operator} must be numeric")
+    bound: float = there[0]
+    if not -_NUMBER_MAX <= bound <= _NUMBER_MAX:
+        raise _wrong(f"Value of {operator} must be from -{_NUMBER_MAX} to {_NUMBER_MAX}")
+    return bound
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def attribute_values(attributes: Mapping[str, tuple[str, Any]]) -> dict[str, Values]:

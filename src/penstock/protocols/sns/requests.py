@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.core.commands import Command
@@ -23,6 +25,7 @@ from penstock.server.shards import Shards
 NAME = re.compile(r"[A-Za-z0-9_-]{1,119}(\.fifo)?\Z")
 PAGE = 100
 TAGS_MAX = 50
+_TAG_KEY_LENGTH_MAX, _TAG_VALUE_LENGTH_MAX = 128, 256
 Members = dict[str, Any]
 Result = dict[str, Any] | None
 
@@ -34,10 +37,13 @@ STRANGER = Principal("stranger", "", [])
 class Caller:
     """Who calls, and where they reached the server. `scope` is their account and region; who visits a link has none."""
 
-    def __init__(self, principal: Principal, url: str, scope: Scope | None = None) -> None:
+    def __init__(
+        self, principal: Principal, url: str, scope: Scope | None = None, trace_header: str | None = None
+    ) -> None:
         self.principal = principal
         self.url = url
         self.scope = scope
+        self.trace_header = trace_header
 
     @property
     def is_known(self) -> bool:
@@ -122,9 +128,31 @@ def tags_of(members: Members) -> dict[str, str]:
         raise invalid("Duplicated keys are not allowed.")
     if len(tags) > TAGS_MAX:
         raise SqsError(wire.TAG_LIMIT_EXCEEDED, "Could not complete request: tag quota of per resource exceeded")
-    if any(not 1 <= len(key) <= 128 or len(value) > 256 for key, value in tags.items()):
-        raise invalid("Tags Reason: keys have 1 to 128 characters, and values at most 256")
+    for number, (key, value) in enumerate(tags.items(), 1):
+        for name, text, limit in (("key", key, _TAG_KEY_LENGTH_MAX), ("value", value, _TAG_VALUE_LENGTH_MAX)):
+            least = 1 if name == "key" else 0
+            if not least <= len(text) <= limit:
+                bound = f"less than or equal to {limit}" if text else f"greater than or equal to {least}"
+                raise SqsError(
+                    wire.VALIDATION_ERROR,
+                    f"1 validation error detected: Value '{text}' at 'tags.{number}.member.{name}' failed to satisfy "
+                    f"constraint: Member must have length {bound}",
+                )
     return tags
+
+
+@contextmanager
+def of_several(attribute: str) -> Iterator[None]:
+    """What is wrong with one attribute, in a request that has several."""
+    try:
+        yield
+    except SqsError as error:
+        if error.kind is not wire.INVALID_PARAMETER:
+            raise
+        reason = error.message.removeprefix("Invalid parameter: ")
+        raise invalid(
+            f"Attributes Reason: {f'Unknown attribute {attribute}' if reason == 'AttributeName' else reason}"
+        ) from None
 
 
 def token_of(name: str) -> str:

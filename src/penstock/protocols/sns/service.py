@@ -59,7 +59,8 @@ class SnsService(SubscriptionActions, PublishActions):
 
     def handle(self, exchange: Exchange, principal: Principal, scope: Scope, fields: dict[str, str], url: str) -> None:
         """Answer a request, later. `url` is where the client reached the server."""
-        self._later(self._answer(exchange, Caller(principal, url, scope), fields))
+        caller = Caller(principal, url, scope, exchange.request.headers.get("x-amzn-trace-id"))
+        self._later(self._answer(exchange, caller, fields))
 
     def handle_link(self, exchange: Exchange, fields: dict[str, str], url: str, *, may_all: bool) -> bool:
         """Answer an unsigned GET of a link that is in notifications. Whether it is one."""

@@ -21,10 +21,11 @@ from penstock.core.queues.config import QueueConfig, check_name
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.archive import replayed_between
 from penstock.protocols.sns.delivery import NO_TOPIC
-from penstock.protocols.sns.delivery_policy import effective_for_subscription, read_subscription_policy
+from penstock.protocols.sns.delivery_policy import effective_for_subscription, subscription_policy
 from penstock.protocols.sns.envelope import open_token
 from penstock.protocols.sns.filters import compile_policy
 from penstock.protocols.sns.http_targets import NotAllowed, read_endpoint
+from penstock.protocols.sns.publish_actions import is_phone_number
 from penstock.protocols.sns.requests import (
     PAGE,
     Caller,
@@ -32,6 +33,7 @@ from penstock.protocols.sns.requests import (
     Result,
     after_of,
     map_of,
+    of_several,
     text_of,
     token_of,
 )
@@ -67,9 +69,10 @@ _ATTRIBUTES = frozenset(
     }
 )
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
-_PHONE = re.compile(r"\+?[0-9][0-9 ()./-]{0,30}\Z")
 _ARN_OF = {"lambda": "arn:aws:lambda:", "firehose": "arn:aws:firehose:", "application": "arn:aws:sns:"}
 _PENDING_ARN = "PendingConfirmation"
+_ARN_PARTS = 6
+"""Of a topic's ARN; that of a subscription has one more."""
 _SUBSCRIPTIONS_MAX = 100_000
 
 
@@ -86,7 +89,9 @@ class SubscriptionActions(TopicActions):
         if target and self._topics.is_topic(target):
             raise invalid(f"Endpoint Reason: {NO_TOPIC}")
         for attribute, value in list(attributes.items()):
-            self._check_attribute(caller, attribute, value, attributes, protocol)
+            with of_several(attribute):
+                self._check_attribute(caller, attribute, value, attributes, protocol)
+                await self._check_dead_letters(attribute, value, target, info)
         if attributes.get("ReplayPolicy") and not info.config.is_fifo:
             raise invalid("ReplayPolicy: Replay is only supported on FIFO topics")
         needs_confirmation = protocol in TO_HTTP or protocol in ("email", "email-json")
@@ -131,7 +136,7 @@ class SubscriptionActions(TopicActions):
     async def _check_endpoint(self, caller: Caller, protocol: str, endpoint: str, is_fifo: bool) -> str:
         """The queue that an endpoint is, or an empty text; `SqsError` if it cannot be subscribed."""
         if protocol not in PROTOCOLS:
-            raise invalid(f"Does not support this protocol string: {protocol}")
+            raise invalid(f"Amazon SNS does not support this protocol string: {protocol}")
         if not endpoint:
             raise invalid("Endpoint")
         if is_fifo and protocol not in TO_QUEUES:
@@ -152,8 +157,8 @@ class SubscriptionActions(TopicActions):
             if not _EMAIL.match(endpoint):
                 raise invalid("Email address")
         elif protocol == "sms":
-            if not _PHONE.match(endpoint):
-                raise invalid(f"Invalid SMS endpoint: {endpoint}")
+            if not is_phone_number(endpoint):
+                raise SqsError(wire.INVALID_PARAMETER, f"Invalid SMS endpoint: {endpoint}")
         elif not endpoint.startswith(_ARN_OF[protocol]):
             raise invalid(f"{protocol.title()} endpoint ARN")
         return ""
@@ -173,18 +178,23 @@ class SubscriptionActions(TopicActions):
         there = self._shard.identity.queues.get(target)
         if there is not None and there.config.is_fifo and not is_fifo:
             raise invalid(
-                "Invalid parameter: Endpoint Reason: FIFO SQS Queues can not be subscribed to standard topics"
+                "Invalid parameter: Endpoint Reason: FIFO SQS Queues can not be subscribed to standard SNS topics"
             )
         return target
 
     async def ConfirmSubscription(self, caller: Caller, members: Members) -> Result:
         """Confirm a subscription with the token that its endpoint was sent. The token is what gives the right to."""
-        queue = self._named_queue(text_of(members, "TopicArn"))
         ticket = open_token(text_of(members, "Token"), self._shard.identity.meta.secret, self._shard.now_ms())
         locked = str(members.get("AuthenticateOnUnsubscribe", "false")).lower() == "true"
-        info, _ = await self._topics.find(queue)
+        try:
+            queue = self._named_queue(text_of(members, "TopicArn"))
+            info, _ = await self._topics.find(queue)
+        except (PenstockError, SqsError) as error:
+            if not _is_missing(error) and not isinstance(error, SqsError):
+                raise
+            raise invalid("Topic") from None
         if info.queue_id != ticket.queue_id:
-            raise SqsError(NOT_FOUND, "Topic does not exist")
+            raise invalid("Topic")
 
         def changes(config: QueueConfig, _topic: Topic) -> dict[str, Any]:
             found = subscription_of(config.labels, ticket.subscription_id) or ticket.restored
@@ -301,6 +311,7 @@ class SubscriptionActions(TopicActions):
         queue, subscription_id = self._subscription(caller, members, ChangeQueue)
         attribute, value = text_of(members, "AttributeName"), str(members.get("AttributeValue", ""))
         _, there = await self._there(queue, subscription_id)
+        await self._check_dead_letters(attribute, value, there.target, await self._topics.describe(queue))
 
         def change(found: Subscription) -> None:
             found.attributes[attribute] = value
@@ -347,40 +358,55 @@ class SubscriptionActions(TopicActions):
     @staticmethod
     def _parts(members: Members) -> tuple[str, str]:
         """The topic's ARN and the id, of a subscription's ARN."""
-        arn, _, subscription_id = text_of(members, "SubscriptionArn").rpartition(":")
-        if len(arn.split(":")) != 6:
-            raise invalid(
-                f"SubscriptionArn Reason: An ARN must have at least 6 elements, not {len(arn.split(':')) if arn else 1}"
-            )
-        return arn, subscription_id
+        text = text_of(members, "SubscriptionArn")
+        parts = text.split(":")
+        if len(parts) < _ARN_PARTS:
+            raise invalid(f"SubscriptionArn Reason: An ARN must have at least 6 elements, not {len(parts)}")
+        if len(parts) != _ARN_PARTS + 1:
+            raise invalid("SubscriptionId")
+        return text.rpartition(":")[0], parts[-1]
 
     def _subscription(self, caller: Caller, members: Members, *kinds: type[Command]) -> tuple[str, str]:
         """The topic's queue, and the id of the subscription with an ARN."""
         arn, subscription_id = self._parts(members)
         return self._queue(caller, arn, *kinds), subscription_id
 
+    async def _check_dead_letters(self, name: str, value: str, target: str, info: QueueInfo) -> None:
+        """Raise if the dead letters of a FIFO queue, subscribed to a FIFO topic, would go to a standard queue."""
+        if name != "RedrivePolicy" or not value or not info.config.is_fifo:
+            return
+        arn = json_object("RedrivePolicy", value).get("deadLetterTargetArn")
+        dead = self._arns.name(arn) if isinstance(arn, str) else None
+        queues = self._shard.identity.queues
+        for queue in (target, dead):
+            if queue:
+                await self._shard.know(queue, now=True)
+        there, sink = queues.get(target), queues.get(dead or "")
+        if there is not None and there.config.is_fifo and sink is not None and not sink.config.is_fifo:
+            raise invalid("RedrivePolicy: must use a FIFO queue as DLQ for a FIFO Subscription to a FIFO Topic.")
+
     def _check_attribute(self, caller: Caller, name: str, value: str, others: dict[str, str], protocol: str) -> None:
         if name not in _ATTRIBUTES:
             raise invalid("AttributeName")
         if name == "RawMessageDelivery":
             if value.lower() not in ("true", "false"):
-                raise invalid(f"Attributes Reason: RawMessageDelivery: Invalid value [{value}]. Must be true or false.")
+                raise invalid(f"RawMessageDelivery: Invalid value [{value}]. Must be true or false.")
             if value.lower() == "true" and protocol not in TO_QUEUES | TO_HTTP | {"firehose"}:
-                raise invalid(
-                    "Attributes Reason: RawMessageDelivery: This attribute is not supported for delivery protocol "
-                    f"{protocol}"
-                )
+                raise invalid(f"RawMessageDelivery: This attribute is not supported for delivery protocol {protocol}")
             others[name] = value.lower()
         if name == "FilterPolicyScope" and value not in ("MessageAttributes", "MessageBody"):
             raise invalid(
-                f"Attributes Reason: FilterPolicyScope: Invalid value [{value}]. "
-                "Please use either MessageBody or MessageAttributes"
+                f"FilterPolicyScope: Invalid value [{value}]. Please use either MessageBody or MessageAttributes"
             )
-        policy = others.get("FilterPolicy")
-        if name in ("FilterPolicy", "FilterPolicyScope") and policy and policy != "{}":
-            compile_policy(policy, of_body=others.get("FilterPolicyScope") == "MessageBody")
+        wanted = others.get("FilterPolicy")
+        if name in ("FilterPolicy", "FilterPolicyScope") and wanted and wanted != "{}":
+            compile_policy(wanted, of_body=others.get("FilterPolicyScope") == "MessageBody")
         if name == "RedrivePolicy" and value:
-            arn = json_object("RedrivePolicy", value).get("deadLetterTargetArn")
+            policy = json_object("RedrivePolicy", value)
+            for member in policy:
+                if member != "deadLetterTargetArn":
+                    raise invalid(f"RedrivePolicy: invalid JSON. Attribute {member} is unknown.")
+            arn = policy.get("deadLetterTargetArn")
             target = self._arns.name(arn) if isinstance(arn, str) else None
             if target is None:
                 raise invalid("RedrivePolicy: deadLetterTargetArn is an invalid arn")
@@ -390,7 +416,7 @@ class SubscriptionActions(TopicActions):
         if name == "DeliveryPolicy" and value:
             if protocol not in TO_HTTP:
                 raise invalid("DeliveryPolicy: delivery policies are only supported for HTTP(S) endpoints")
-            read_subscription_policy(value)
+            others[name] = subscription_policy(value)
         if name == "ReplayPolicy" and value:
             replayed_between(value)
 

@@ -21,7 +21,7 @@ from penstock.core.errors import NotFound, QueueExists, QueueNotFound
 from penstock.core.queues.config import NAME_LENGTH_MAX, QueueConfig, kind_of
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.archive import archived_ms
-from penstock.protocols.sns.delivery_policy import effective_for_topic, read_topic_policy
+from penstock.protocols.sns.delivery_policy import effective_for_topic, topic_policy
 from penstock.protocols.sns.envelope import timestamp
 from penstock.protocols.sns.requests import (
     NAME,
@@ -33,6 +33,7 @@ from penstock.protocols.sns.requests import (
     Result,
     after_of,
     map_of,
+    of_several,
     tags_of,
     text_of,
     token_of,
@@ -65,6 +66,23 @@ _TOPIC_ATTRIBUTES = frozenset(
 )
 _DISPLAY_NAME_MAX = 100
 _RATE_MAX = 100
+_IN_POLICIES = frozenset(
+    {
+        "addpermission",
+        "deletetopic",
+        "getdataprotectionpolicy",
+        "gettopicattributes",
+        "listsubscriptionsbytopic",
+        "listtagsforresource",
+        "publish",
+        "putdataprotectionpolicy",
+        "receive",
+        "removepermission",
+        "settopicattributes",
+        "subscribe",
+    }
+)
+"""What a topic's policy may name."""
 _FIFO_ONLY = frozenset({"FifoTopic", "ContentBasedDeduplication", "FifoThroughputScope", "ArchivePolicy"})
 
 
@@ -73,7 +91,7 @@ class TopicActions(ActionsBase):
 
     async def CreateTopic(self, caller: Caller, members: Members) -> Result:
         """Create a topic; one that is there with the same attributes is fine."""
-        name = text_of(members, "Name")
+        name = str(members.get("Name", ""))
         if not NAME.match(name) or name == "fifo":
             raise invalid("Topic Name")
         attributes = map_of(members, "Attributes")
@@ -83,14 +101,18 @@ class TopicActions(ActionsBase):
                 "ASCII "
                 "letters, numbers, underscores, and hyphens, and must be between 1 and 256 characters long."
             )
-        for attribute, value in attributes.items():
-            _check_topic_attribute(attribute, value, name)
+        for attribute, value in list(attributes.items()):
+            with of_several(attribute):
+                attributes[attribute] = _checked_attribute(attribute, value, name)
+        if not name.endswith(".fifo"):
+            attributes.pop("FifoTopic", None)
+        protection = _checked_protection(members)
         tags = tags_of(members)
         queue = self._prefix(caller) + name
         if len(queue) > NAME_LENGTH_MAX:
             raise invalid("Topic Name")
         caller.check(queue, CreateQueue)
-        topic = Topic(attributes)
+        topic = Topic(attributes, protection)
         config = default_config(kind_of(queue)).changed(
             {
                 **self._archive_changes(topic, attributes.get("ArchivePolicy", "")),
@@ -189,7 +211,7 @@ class TopicActions(ActionsBase):
             "SubscriptionsDeleted": str(topic.unsubscribed),
         }
         if info.config.is_fifo:
-            found |= {"ContentBasedDeduplication": "false", "FifoThroughputScope": "Topic"}
+            found["ContentBasedDeduplication"] = "false"
         if topic.archived_since_ms:
             begins_ms = max(topic.archived_since_ms, now_ms - archived_ms(topic.attributes.get("ArchivePolicy", "")))
             found["BeginningArchiveTime"] = timestamp(begins_ms)
@@ -203,7 +225,7 @@ class TopicActions(ActionsBase):
         attribute, value = text_of(members, "AttributeName"), str(members.get("AttributeValue", ""))
         if attribute == "FifoTopic":
             raise invalid("AttributeName")
-        _check_topic_attribute(attribute, value, queue)
+        value = _checked_attribute(attribute, value, queue)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
             topic.attributes[attribute] = value
@@ -240,6 +262,7 @@ class TopicActions(ActionsBase):
         label, accounts, actions = text_of(members, "Label"), members.get("AWSAccountId"), members.get("ActionName")
         if not isinstance(accounts, list) or not isinstance(actions, list):
             raise invalid("AWSAccountId and ActionName must have a member each")
+        _check_scope([f"SNS:{each}" for each in actions])
         arn = self._arn(queue)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
@@ -279,9 +302,7 @@ class TopicActions(ActionsBase):
     async def PutDataProtectionPolicy(self, caller: Caller, members: Members) -> Result:
         """Keep a data protection policy; an empty one goes. It is not applied."""
         queue = self._queue(caller, text_of(members, "ResourceArn"), ChangeQueue)
-        text = str(members.get("DataProtectionPolicy", ""))
-        if text:
-            json_object("DataProtectionPolicy", text)
+        text = _checked_protection(members)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
             topic.data_protection = text
@@ -324,7 +345,7 @@ class TopicActions(ActionsBase):
         queue = self._queue(caller, text_of(members, "ResourceArn"), *TO_SEE)
         try:
             info, _ = await self._topics.find(queue)
-        except SqsError as error:
+        except (SqsError, QueueNotFound) as error:
             raise _resource(error) from None
         return {"Tags": [{"Key": key, "Value": value} for key, value in info.config.tags.items()]}
 
@@ -334,7 +355,7 @@ class TopicActions(ActionsBase):
         queue = self._queue(caller, text_of(members, "ResourceArn"), ChangeQueue)
         try:
             await self._topics.change(queue, changes)
-        except SqsError as error:
+        except (SqsError, QueueNotFound) as error:
             raise _resource(error) from None
 
 
@@ -354,7 +375,8 @@ def _policy(arn: str) -> str:
     return msgspec.json.encode(policy).decode()
 
 
-def _check_topic_attribute(name: str, value: str, topic: str) -> None:
+def _checked_attribute(name: str, value: str, topic: str) -> str:
+    """An attribute's value as it is kept, or what is wrong with it."""
     if name not in _TOPIC_ATTRIBUTES or (name in _FIFO_ONLY - {"FifoTopic"} and not topic.endswith(".fifo")):
         raise invalid("AttributeName")
     if name in ("FifoTopic", "ContentBasedDeduplication") and value.lower() not in ("true", "false"):
@@ -366,8 +388,10 @@ def _check_topic_attribute(name: str, value: str, topic: str) -> None:
         statements = policy.get("Statement")
         if not isinstance(statements, list) or not all(isinstance(each, dict) for each in statements):
             raise invalid("Policy Error: null")
+        for statement in statements:
+            _check_scope(statement.get("Action", []))
     if name == "DeliveryPolicy":
-        read_topic_policy(value)
+        return topic_policy(value)
     if name == "ArchivePolicy":
         archived_ms(value)
     if name == "SignatureVersion" and value not in ("1", "2"):
@@ -376,10 +400,29 @@ def _check_topic_attribute(name: str, value: str, topic: str) -> None:
         raise invalid("TracingConfig Reason: must be PassThrough or Active")
     if name == "DisplayName" and len(value) > _DISPLAY_NAME_MAX:
         raise invalid("DisplayName")
-    if name.endswith("SampleRate") and not (value.isdecimal() and int(value) <= _RATE_MAX):
-        raise invalid(f"{name} Reason: must be a number from 0 to 100")
+    if name.endswith("SampleRate") and not (value.isdecimal() and len(value) < 4 and int(value) <= _RATE_MAX):
+        raise invalid(f"{name}: {value} value provided is not an integer between 0-100")
+    return value
 
 
-def _resource(error: SqsError) -> SqsError:
+def _check_scope(actions: Any) -> None:
+    """Raise unless a policy can speak of these actions. AWS takes no wildcards there."""
+    for action in actions if isinstance(actions, list) else [actions]:
+        service, _, name = str(action).partition(":")
+        if service.lower() != "sns" or name.lower() not in _IN_POLICIES:
+            raise invalid("Policy statement action out of service scope!")
+
+
+def _checked_protection(members: Members) -> str:
+    """The data protection policy of a request, as text."""
+    text = str(members.get("DataProtectionPolicy", ""))
+    if text:
+        json_object("DataProtectionPolicy", text)
+    return text
+
+
+def _resource(error: SqsError | QueueNotFound) -> SqsError:
     """TagResource and its like have an error of their own for a topic that is not there."""
-    return SqsError(wire.RESOURCE_NOT_FOUND, "Resource does not exist") if error.kind is NOT_FOUND else error
+    if isinstance(error, SqsError) and error.kind is not NOT_FOUND:
+        return error
+    return SqsError(wire.RESOURCE_NOT_FOUND, "Resource does not exist")

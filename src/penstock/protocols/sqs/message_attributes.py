@@ -30,6 +30,7 @@ TRACE_HEADER = "AWSTraceHeader"
 STORED_TRACE_HEADER = "AWS.TraceHeader"
 """No user's attribute can have such a name, so there is no mistaking it."""
 STORED_SENDER = "AWS.SenderId"
+_HIDDEN = frozenset({STORED_TRACE_HEADER, STORED_SENDER})
 ENCODING = "Penstock.Encoding"
 """Set on a message whose body is not text that SQS could carry: its value says how it was made one."""
 BASE64 = AttributeValue(data_type="String", string_value="base64")
@@ -130,7 +131,7 @@ def _check_value(name: str, value: AttributeValue) -> None:
         raise _empty(name, kind)
     if not_allowed_in(value.string_value) is not None:
         raise _invalid(f"Invalid binary character was found in the value of message attribute '{name}', {ALLOWED}")
-    if kind == "Number" and not _is_number(value.string_value):
+    if kind == "Number" and not is_number(value.string_value):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
 
 
@@ -138,10 +139,10 @@ def _empty(name: str, kind: str) -> SqsError:
     return _invalid(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Whether a text is a number with 38 digits at most, of a size from 10^-128 to 10^126.
 
-    >>> _is_number("-12.50e+3"), _is_number("1" * 39), _is_number("1e127"), _is_number("NaN")
+    >>> is_number("-12.50e+3"), is_number("1" * 39), is_number("1e127"), is_number("NaN")
     (True, False, False, False)
     """
     if not _NUMBER.fullmatch(text):
@@ -238,8 +239,12 @@ def _stored_value(value: AttributeValue) -> StoredValue:
 
 def from_stored(stored: Attributes, wanted: Callable[[str], bool]) -> dict[str, AttributeValue]:
     """Those attributes of a message that a receiver wants."""
-    hidden = (STORED_TRACE_HEADER, STORED_SENDER)
-    return {name: _value(value) for name, value in stored.items() if name not in hidden and wanted(name)}
+    return {name: _value(value) for name, value in stored.items() if name not in _HIDDEN and wanted(name)}
+
+
+def has_own(stored: Attributes) -> bool:
+    """Whether a message has attributes that its sender gave it."""
+    return any(name not in _HIDDEN for name in stored)
 
 
 def _value(stored: StoredValue) -> AttributeValue:
@@ -260,16 +265,20 @@ def _anything(_name: str) -> bool:
 
 def wanted(names: Iterable[str]) -> Callable[[str], bool] | None:
     """Whether an attribute was asked for: by name, by `prefix.*`, or with all (`All`, `.*`, `*`). None: nothing was.
+    Names that no attribute can have are passed over.
 
     >>> asked = wanted(["kind", "trace.*"])
     >>> [asked(name) for name in ("kind", "kinds", "trace.id", "tracer")]
     [True, False, True, True]
+    >>> wanted(["AWS.", "..foo"]) is None
+    True
     """
     names = set(names)
-    if not names:
-        return None
     if names & {"All", ".*", "*"}:
         return _anything
+    names = {name for name in names if _NAME.match(name.removesuffix(".*")) and not name.lower().startswith(_RESERVED)}
+    if not names:
+        return None
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
     if not prefixes:
         return names.__contains__

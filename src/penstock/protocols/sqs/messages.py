@@ -250,9 +250,9 @@ class MessageActions(Unpacking):
         found = queue.seal.read_one(handle)
         if found is not None:
             channel_id, sequence, attempt = found
-            name = self.channel_name(queue, channel_id)
-            if name is not None:
-                return name, tuple_of(_Span, (sequence, sequence, attempt))
+            for name, channel in self.shard.identity.queues[queue.name].channels.items():
+                if channel.id == channel_id:
+                    return name, tuple_of(_Span, (sequence, sequence, attempt))
         raise SqsError(RECEIPT_HANDLE_IS_INVALID, f'The input receipt handle "{handle}" is not a valid receipt handle.')
 
     def channel_name(self, queue: SqsQueue, channel_id: int) -> str | None:

@@ -56,6 +56,8 @@ _MANY_IN = (
     _Many("BinaryListValues", "BinaryListValue"),
 )
 _IN = {many.name: many for many in _MANY_IN}
+_EMPTIES = frozenset(many.member for many in _MANY_IN)
+"""An empty list or map is a field of its member's name, without a value."""
 _INTEGERS = frozenset(
     {
         "DelaySeconds",
@@ -149,8 +151,10 @@ def _members(tree: _Tree) -> dict[str, Any]:
                 members[many.member] = dict(_pairs(node, many))
             else:
                 members[many.member] = [_item(each) for each in _in_order(node)]
+        elif not node and name in _EMPTIES:
+            continue
         elif many is not None and not many.key:
-            members[many.member] = [node] if node else []  # an SDK writes an empty list so
+            members[many.member] = [node] if node else []
         elif isinstance(node, dict):
             continue
         elif name in _INTEGERS:

@@ -86,7 +86,7 @@ from penstock.protocols.sqs.shapes import (
     TagQueueRequest,
     UntagQueueRequest,
 )
-from penstock.server.auth import TO_SEE
+from penstock.server.auth import TO_SEE, restrict
 
 _TAG_KEY_LENGTH_MAX = 128
 _TAG_VALUE_LENGTH_MAX = 256
@@ -317,7 +317,9 @@ class QueueActions(MessageActions):
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time.",
             )
-        task: RedriveTask = await ask(StartRedrive(queue=source, target=target, per_second=rate))
+        command = StartRedrive(queue=source, target=target, per_second=rate)
+        restrict(context.principal, command)
+        task: RedriveTask = await ask(command)
         return StartMessageMoveTaskResult(self._handle(task))
 
     async def _check_route(self, source: str, target: str | None) -> None:

@@ -120,6 +120,8 @@ class Unpacking(ServiceBase):
         if own:
             message.message_attributes = own
             message.md5_of_message_attributes = message_attributes.checksum(own)
+        elif wanted.own is not None and message_attributes.has_own(stored):
+            message.message_attributes = own  # it has some, and none that was asked for
 
     def _system_attributes(
         self, delivered: DeliveredMessage, origin: Origin | None, stored: Attributes

@@ -54,7 +54,7 @@ async def admit(
             f"this server (Penstock {version}) speaks version {VERSIONS} of the conversation, and the client "
             f"{hello.versions}: upgrade the one with the lower number"
         )
-    principal = principal_of(services, headers, hello.token)
+    principal = principal_of(services, headers, hello.token, peer)
     number = await _old_session(services, principal, hello.session) if session_ttl_ms else 0
     if not number:
         name = hello.name[:_NAME_LENGTH_MAX] or f"{principal.name} from {peer}"
@@ -115,7 +115,7 @@ def refuse_pages(services: Services, headers: Headers) -> None:
         raise AccessDenied(f"pages of {origin} may not call: add it to [rest] cors_origins")
 
 
-def principal_of(services: Services, headers: Headers, token: str | None) -> Principal:
+def principal_of(services: Services, headers: Headers, token: str | None, peer: str) -> Principal:
     """Who calls: by an Authorization header, or by a token of its own; `AccessDenied` if that is nobody."""
     if not services.credentials.are_required:
         return ANYBODY
@@ -123,7 +123,7 @@ def principal_of(services: Services, headers: Headers, token: str | None) -> Pri
     offered = given.strip() if scheme.lower() == "bearer" else token
     if offered is None:
         raise AccessDenied("this server needs a token, and none was given")
-    principal = services.credentials.check_bearer(offered)
+    principal = services.credentials.check_bearer(offered, peer)
     if principal is None:
         raise AccessDenied("the token is not one that this server knows")
     return principal

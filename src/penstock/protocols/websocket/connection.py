@@ -33,7 +33,8 @@ from websockets.server import ServerProtocol
 
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
 from penstock.server.settings import WebsocketSettings
-from penstock.wire.frames import Frames, frame_head
+from penstock.server.tasks import READ_FIRST_S, STOOD_STILL_S
+from penstock.wire.frames import SHORT_HEADS, Frames, frame_head
 
 log = logging.getLogger("penstock.websocket")
 
@@ -320,13 +321,17 @@ class Connection:
         self._conn.send_ping(self._ping)
         self._write_its_words()
         self._alive_bytes = self._read_bytes if self._is_reading else -1
-        self._ping_timer = self._loop.call_later(self._settings.heartbeat_s, self._no_sign)
+        due_s = self._loop.time() + self._settings.heartbeat_s
+        self._ping_timer = self._loop.call_at(due_s, self._no_sign, due_s)
 
-    def _no_sign(self) -> None:
+    def _no_sign(self, due_s: float) -> None:
         """The client has not said that it is alive. It is, if it sends: its answer comes behind that, or was not read,
         because there was no room for what is before it."""
         if self._read_bytes != self._alive_bytes or not self._is_reading:
             self._ping_later()
+        elif self._loop.time() - due_s > STOOD_STILL_S:  # this process stood still: what has come is read first
+            due_s = self._loop.time() + READ_FIRST_S
+            self._ping_timer = self._loop.call_at(due_s, self._no_sign, due_s)
         else:
             self.refuse(_DEAD, "keepalive ping timeout")
 
@@ -352,7 +357,8 @@ class Connection:
 
     def write(self, frame: bytes) -> None:
         """Write a binary frame; only while `can_write`."""
-        head = frame_head(len(frame))
+        length = len(frame)
+        head = SHORT_HEADS[length] if length < len(SHORT_HEADS) else frame_head(length)
         if len(frame) < _LARGE_BYTES:
             self._transport.write(head + frame)
         else:

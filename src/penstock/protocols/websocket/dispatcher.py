@@ -37,11 +37,13 @@ from penstock.core.commands import (
     Delivery,
     DescribeQueue,
     EndSession,
+    FindOffsets,
     Heartbeat,
     LastMark,
     ListQueues,
     ListRedrives,
     NameQueue,
+    Offsets,
     OpenSession,
     QueueStats,
     ReadRecords,
@@ -54,10 +56,11 @@ from penstock.core.commands import (
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
 from penstock.core.handlers.once import Marks
 from penstock.core.packed_error import pack_error
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.audit import audit_of
-from penstock.server.auth import ANYBODY, Principal, authorize, owned
+from penstock.server.auth import ANYBODY, Principal, authorize, owned, restrict
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
@@ -66,9 +69,10 @@ from penstock.server.shards import end_session
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
 from penstock.wire.packing import pack_reply
-from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPush, StopPush, incoming
+from penstock.wire.requests import INCOMING, AddPushCredit, Cancel, Hello, Route, StartPush, StopPush
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
+_BROWSED_BYTES: Final = 4 * 1024 * 1024
 _NOT_COUNTED: Final = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, EndSession, Route})
 """What keeps a conversation going, or ends something, is not limited by the rate."""
 _LOCAL: Final = frozenset(
@@ -260,13 +264,17 @@ class Dispatcher:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
         if self._rates is not None and type(command) not in _NOT_COUNTED:
             self._rates.count(self._caller)
-        command = incoming(command)
+        kind: type[Command] = type(command)
+        change = INCOMING.get(kind)
+        if change is not None:
+            command = change(command)
+            kind = type(command)
         if self._principal is not ANYBODY:
             authorize(self._principal, command, self._shard.identity.tasks)
+            restrict(self._principal, command)
             self._own_marks(command)
         if self._route_version and self._is_refused(number, command):
             return
-        kind = type(command)
         own = _OWN.get(kind)
         if own is not None:
             own(self, number, command)
@@ -279,6 +287,47 @@ class Dispatcher:
                 return
             self._localise(command)
         self._submit(number, command)
+
+    def _browse_in_steps(self, number: int, command: Browse) -> None:
+        """Look for what contains something a few megabytes at a time, so that others get their turn."""
+        request = self._open[number] = Open(number, command)
+        self._large_open += 1
+        found: list[Seen] = []
+
+        def ask(step: Command, then: Callable[[Call], None]) -> None:
+            def came(call: Call) -> None:
+                try:
+                    if call.error is not None or self._closed:
+                        self._settled(request, call)
+                    else:
+                        then(call)
+                except PenstockError as error:
+                    call.error = error
+                    self._settled(request, call)
+
+            request.call = self._shard.submit(step, came)
+
+        def look(after: int) -> None:
+            def cut_came(call: Call) -> None:
+                told: Offsets = call.reply
+                end = told.end if command.end is None else min(told.end, command.end)
+                cut = min(told.cut, end)
+
+                def page_came(page: Call) -> None:
+                    found.extend(page.reply)
+                    if len(found) < command.limit and cut < end:
+                        look(cut - 1)
+                    elif len(found) < command.limit and command.end is None and told.partition + 1 < told.partitions:
+                        look(((told.partition + 1) << PARTITION_SHIFT) - 1)
+                    else:
+                        page.reply = found[: command.limit]
+                        self._settled(request, page)
+
+                ask(msgspec.structs.replace(command, after=after, end=cut), page_came)
+
+            ask(FindOffsets(queue=command.queue, after=after + 1, bytes_max=_BROWSED_BYTES), cut_came)
+
+        look(command.after)
 
     def _own_marks(self, command: Command) -> None:
         """The marks that a command names are the caller's own: nobody marks somebody else's work as done."""
@@ -347,6 +396,9 @@ class Dispatcher:
                 raise OverLimit(f"there are {sessions_max} sessions: end some first")
 
     def _submit(self, number: int, command: Command) -> None:
+        if isinstance(command, Browse) and command.contains is not None:
+            self._browse_in_steps(number, command)
+            return
         request = Open(number, command)
         request.call = self._shard.submit(command, partial(self._settled, request))
         self._open[number] = request
@@ -374,7 +426,8 @@ class Dispatcher:
                 reply = None
             if command.traits.right == "admin":
                 self._audit(command, reply, "ok")
-            self._answer(request.number, Kind.REPLY, reply)
+            self.answers.append((request.number, Kind.REPLY, reply))
+            self._on_answer()
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not self._is_ours(error):
             self._answer(request.number, Kind.ERROR, pack_error(error))

@@ -121,7 +121,7 @@ class CommandsEndpoint:
             raise OverLimit("too many requests are in flight: try again later")
         if SESSION_HEADER not in headers:
             return UNKNOWN_BYTES_MAX
-        principal_of(self._services, headers, None)
+        principal_of(self._services, headers, None, exchange.request.peer)
         return settings.frame_bytes_max
 
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
@@ -177,7 +177,7 @@ class CommandsEndpoint:
             self._forget_the_idle()
             self._respond(exchange, 200, [(admitted.request, Kind.REPLY, admitted.welcome)])
             return
-        principal = principal_of(self._services, headers, None)
+        principal = principal_of(self._services, headers, None, exchange.request.peer)
         session = self._session(principal, handle)
         await self._services.shard.call(Heartbeat(session=session))
         conversation = self._conversations.setdefault(session, _Conversation())

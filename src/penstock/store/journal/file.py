@@ -178,7 +178,7 @@ class FileJournal:
             raise CommitFailed(self._failed)
         number = self._number + 1
         parts, nbytes = encode_frame(changes, number, self._identity)
-        size = aligned(nbytes)
+        size = (nbytes + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, which costs a call
         segment = self._current
         assert segment is not None, "a journal is replayed before the first append"
         if segment.size - segment.offset - size < max(ALIGNMENT, self._low_bytes - self._ready_bytes):

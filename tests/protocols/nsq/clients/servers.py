@@ -29,10 +29,9 @@ from botocore.config import Config
 
 from bench import nsq_tools
 from tests import clustered
-from tests.kafka import loudly, unique_prefix
+from tests.kafka import unique_prefix
 from tests.ports import free_port
 from tests.protocols.nsq.clients.wire import Address, Connection
-from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ROOT = Path(__file__).resolve().parents[4]
 HOST = "127.0.0.1"
@@ -192,7 +191,7 @@ class Penstock(Broker):
 
 
 class PenstockCluster(Penstock):
-    """Three processes of `penstock serve` on a real Kafka. Each new connection and each request goes to the next one.
+    """Three processes of `penstock serve` on a real Kafka or ZooKeeper. Each connection and request is the next one's.
 
     What each node says of its part of a topic, as its statistics, is asked of all of them, and added up.
     """
@@ -204,12 +203,12 @@ class PenstockCluster(Penstock):
         self.nodes: list[Penstock] = []
 
     def start(self) -> PenstockCluster:
-        with loudly():
-            kafka = KafkaCluster(clustered.BROKERS, java_options=(QUICK_TO_START,))
-        self._opened.callback(kafka.close)
+        backend = clustered.started_backend()
+        self._opened.callback(backend.close)
         name = unique_prefix("nsq")
         for number in range(clustered.NODES):
-            settings = '[server]\nengine = "kafka"\n' + clustered.settings_text(kafka, name, f"n{number}")
+            settings = f'[server]\nengine = "{clustered.ENGINE}"\n'
+            settings += clustered.settings_text(backend, name, f"n{number}")
             node = Penstock(self.directory / f"n{number}", settings=settings)
             self._opened.callback(node.kill)
             self.nodes.append(node)

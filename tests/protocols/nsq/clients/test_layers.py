@@ -174,6 +174,18 @@ def test_a_wrong_secret(guarded: Penstock, secret: str) -> None:
 
 
 @only_penstock
+def test_who_guesses_secrets_is_told_to_wait(tmp_path: Path) -> None:
+    errors = []
+    with running(Penstock(tmp_path, settings=CREDENTIALS)) as server:
+        for number in range(21):
+            with server.connect() as connection:
+                connection.send(auth(f"AKWORKER:{number}"))
+                errors.append(connection.error())
+    assert set(errors[:20]) == {"E_AUTH_FAILED AUTH failed"}
+    assert errors[20].startswith("E_AUTH_FAILED AUTH failed: too many failed logins from 127.0.0.1: wait ")
+
+
+@only_penstock
 def test_the_right_secret(guarded: Penstock, topic: str) -> None:
     with guarded.connect() as connection:
         answer = connection.ask(auth("AKWORKER:correct horse"))

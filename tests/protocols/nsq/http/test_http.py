@@ -407,6 +407,16 @@ def test_strangers_are_refused(guarded: RunningNode, headers: dict[str, str]) ->
     assert guarded.ask("GET", "/ping", headers=headers) == (200, "OK")
 
 
+def test_who_guesses_is_told_to_wait(tmp_path: Path) -> None:
+    with node(tmp_path, CREDENTIALS) as running:
+        for number in range(20):
+            assert running.ask("GET", "/stats", headers=basic("SHOP", str(number)))[0] == 401
+        for method, path in (("GET", "/stats"), ("POST", "/pub?topic=orders")):
+            status, told = running.ask(method, path, b"x", SHOP)
+            assert status == 429
+            assert told["message"].startswith("too many failed logins from 127.0.0.1: wait ")
+
+
 def test_rights_hold_by_topic(guarded: RunningNode) -> None:
     def status(method: str, path: str, headers: dict[str, str], body: bytes = b"x") -> int:
         return guarded.ask(method, path, body, headers)[0]

@@ -5,7 +5,7 @@ CREATE TABLE penstock_inbox (
 	seen_ms BIGINT NOT NULL, 
 	PRIMARY KEY (consumer, "key")
 );
-INSERT INTO "penstock_inbox" VALUES('billing','order 1',1794974182746);
+INSERT INTO "penstock_inbox" VALUES('billing','order 1',1795031602486);
 CREATE TABLE penstock_outbox (
 	id INTEGER NOT NULL, 
 	"key" VARCHAR(32) NOT NULL, 
@@ -25,10 +25,10 @@ CREATE TABLE penstock_outbox (
 	error TEXT, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "penstock_outbox" VALUES(1,'595d5045ab104b7cadefc7439baaef01','orders',X'74776F2074656173',X'81A57461626C6507',NULL,NULL,3,NULL,1794974182741,0,NULL,0,0,NULL,NULL);
-INSERT INTO "penstock_outbox" VALUES(2,'d786bed1a6584356b79544ba9d758009','ledger.fifo',X'656E747279',NULL,'anna','1',0,NULL,1794974182744,0,NULL,0,0,NULL,NULL);
-CREATE INDEX penstock_outbox_pending ON penstock_outbox (id) WHERE state = 0;
+INSERT INTO "penstock_outbox" VALUES(1,'4bd2cbbece3643a0abe899143d04be36','orders',X'74776F2074656173',X'81A57461626C6507',NULL,NULL,3,NULL,1795031602485,0,NULL,0,0,NULL,NULL);
+INSERT INTO "penstock_outbox" VALUES(2,'f2d9fa0ca157485484ce2bb1fd3698cc','ledger.fifo',X'656E747279',NULL,'anna','1',0,NULL,1795031602485,0,NULL,0,0,NULL,NULL);
 CREATE INDEX penstock_outbox_done ON penstock_outbox (done_ms) WHERE state != 0;
+CREATE INDEX penstock_outbox_pending ON penstock_outbox (id) WHERE state = 0;
 CREATE INDEX penstock_outbox_order ON penstock_outbox (queue, message_group, id) WHERE state = 0 AND message_group IS NOT NULL;
 CREATE INDEX penstock_inbox_seen ON penstock_inbox (seen_ms);
 COMMIT;

@@ -364,12 +364,40 @@ def test_a_refused_value_is_named_as_it_was_given(shell: Shell, command: str) ->
         "receive",
         "receive orders --max 0",
         "queue create orders --leese 5",
+        "serve --sqs-port",
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
     ended = run(*command.split())
     assert ended.status == Exit.USAGE
     assert re.fullmatch(r"penstock: .+\. `penstock[a-z ]* --help` says more\.\n", ended.err)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "serve data3",
+            "Unexpected argument: data3. A directory is given with --data. `penstock serve --help` says more.",
+        ),
+        ("serve --sqs-port", "Option '--sqs-port' requires an argument. `penstock serve --help` says more."),
+        ("receive orders --max many", "'many' is not a whole number. `penstock receive --help` says more."),
+        ("serve --data {file}", "{file} is a file: name a directory"),
+        (
+            "send orders tea --data {file}",
+            "{file} is a file: name the directory that has the queues. `penstock send --help` says more.",
+        ),
+        ("serve --config {file}.toml", "{file}.toml cannot be read: No such file or directory"),
+        ("serve --data {file}/below", "{file} is a file: name a directory"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_without_words_of_python(tmp_path: Path, command: str, told: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ended = run(*command.format(file=file).split())
+    assert (ended.status, ended.err.count("\n")) != (Exit.OK, 0)
+    assert ended.err.endswith(f"{told.format(file=file)}\n")
+    assert "Errno" not in ended.err
 
 
 @pytest.mark.parametrize("command", ["send orders tea", "queue create orders", "serve"])
@@ -412,6 +440,15 @@ def test_every_setting_is_an_option_but_what_a_queue_keeps_for_life_is_one_of_cr
     assert not [name for name, flag in flags.items() if flag not in created]
     missing = [name for name, flag in flags.items() if flag not in configured]
     assert missing == [name for name in flags if SETTINGS[name].setting.for_life] == ["partitions"]
+
+
+def test_a_queue_without_main_keeps_what_is_sent_for_the_first_channel_that_comes(shell: Shell) -> None:
+    shell("queue", "create", "clicks", "--no-main")
+    shell("send", "clicks", "tea")
+    assert shell.json("channel", "list", "clicks") == []
+    shell("channel", "create", "clicks", "spark")
+    assert [row["body"] for row in shell.json("receive", "clicks", "--channel", "spark")] == ["tea"]
+    assert [row["channel"] for row in shell.json("channel", "list", "clicks")] == ["spark"]
 
 
 def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell: Shell) -> None:

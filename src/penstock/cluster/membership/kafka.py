@@ -1,39 +1,42 @@
-"""A node's place in the cluster: it is seen to be alive, and it knows what the partitions topic says.
+"""A cluster in Kafka: a node is seen to be alive, and it knows what the partitions topic says.
 
 One thread for each node does all of it:
 
-- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Whoever is in
-  the group is alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
-  as well. The consumer reads nothing.
-- A second consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
-  in batches, to the event loop, which has a ledger of its own (`KafkaMaps`). So nothing is shared, and nothing locked.
-- A producer writes what the node has to say.
-
-A node whose event loop stands still does not look alive for long: the group's consumer is polled only while the loop
-beats.
+- A consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
+  in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
+- The same thread is the *controller* (`controller.py`), if this node is it.
+- A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
+  so a node whose loop stands still is silent (`liveness.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from penstock.cluster.base import ClusterMap
-from penstock.cluster.membership.group import nodes_group
+from penstock.cluster.membership.base import Batch, Listeners
+from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.placement.controller import Controller
+from penstock.cluster.placement.kafka import kafka_controller
 from penstock.core.errors import PenstockError
+from penstock.core.storage.chunk import Chunk
+from penstock.server.settings import Settings
+from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
+from penstock.store.kafka import open_kafka, prepare_topics
+from penstock.store.lock import lock_for_node
 
 READ_RECORDS_MAX = 1_000
 POLL_S = 0.05
@@ -41,32 +44,55 @@ PAUSE_S = 1.0
 """After something failed."""
 ADMIN_S = 30.0
 SEGMENT_BYTES = 16 << 20
-POLL_INTERVAL_S_MIN = 30.0
 _BEGINNING = -2
 
 log = logging.getLogger("penstock.cluster")
 
-Batch = list[tuple[int, str, bytes | None]]
+
+class KafkaEngine:
+    """A cluster in Kafka. A `ClusterEngine`."""
+
+    name = "Kafka"
+    records = "the partitions topic"
+
+    def __init__(self, settings: Settings) -> None:
+        self._options = settings.kafka_options()
+        self._data = Path(settings.server.data)
+        self._opened = contextlib.ExitStack()
+        self.cluster, self.shards = self._options.cluster, self._options.shards
+
+    def prepare(self) -> None:
+        self._opened.callback(lock_for_node(self._data).release)
+        self._topics = prepare_topics(self._options)
+
+    def open_store(self, shard: int) -> Store:
+        return open_kafka(self._options, shard, self._data, topics=self._topics, check_chunk=Chunk.decode)
+
+    def join(self, node: str, session_timeout_s: float, cool_down_s: float, listeners: Listeners) -> KafkaMembership:
+        return KafkaMembership(self._options, node, session_timeout_s, cool_down_s, listeners)
+
+    def look(self, *, is_quick: bool = False) -> Inspection:
+        return Inspection(self._options, is_quick=is_quick)
+
+    def close(self) -> None:
+        self._opened.close()
 
 
-class Membership:
-    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` leaves the group."""
+class KafkaMembership:
+    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` ends it."""
 
     def __init__(
         self,
         options: KafkaOptions,
         node: str,
-        *,
         session_timeout_s: float,
         cool_down_s: float,
-        on_records: Callable[[Batch], None],
-        on_failed: Callable[[Exception], None],
+        listeners: Listeners,
     ) -> None:
         self._options = options
         self._node = node
-        self._session_timeout_s = session_timeout_s
-        self._on_records = on_records
-        self._on_failed = on_failed
+        self._on_records = listeners.on_records
+        self._on_failed = listeners.on_failed
         self._loop = asyncio.get_running_loop()
         self._ledger = Ledger()
         self._is_current = False
@@ -78,19 +104,20 @@ class Membership:
         self._end = 0
         self.has_caught_up = False
         """Whether the loop has heard of everything that was in the topic at the start."""
-        self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
-        self.controller = Controller(options, node, self._ledger, session_timeout_s, cool_down_s)
+        self.controller, self._liveness = kafka_controller(options, node, self._ledger, session_timeout_s, cool_down_s)
 
     def start(self) -> None:
         """Join."""
         self._thread.start()
 
     def beat(self) -> None:
-        """The event loop is alive."""
-        self._beat_s = time.monotonic()
+        """The loop is alive as long as it has records written."""
+
+    def note_dead_links(self, names: frozenset[str]) -> None:
+        self._liveness.dead_links = names
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -102,7 +129,7 @@ class Membership:
         return bool(await asyncio.to_thread(self._producer.flush, timeout_s) == 0)
 
     async def stop(self) -> None:
-        """Leave the group, and end the thread."""
+        """End the thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
@@ -110,13 +137,12 @@ class Membership:
     # -- the thread --
 
     def _run(self) -> None:
-        reader = group = None
+        reader = None
         try:
             make_partitions_topic(self._options)
             reader = self._open_reader()
-            group = self._open_group()
             while not self._stopping.is_set():
-                self._turn(reader, group)
+                self._turn(reader)
         except Exception as error:
             if isinstance(error, PenstockError):  # it says what is wrong
                 log.error("the node cannot join the cluster: %s", error)
@@ -125,16 +151,13 @@ class Membership:
             self._tell(self._on_failed, error)
         finally:
             self.controller.step_down()
-            for consumer in (group, reader):
-                if consumer is not None:
-                    consumer.close()
+            if reader is not None:
+                reader.close()
             self._producer.flush(PAUSE_S)
 
-    def _turn(self, reader: Consumer, group: Consumer) -> None:
+    def _turn(self, reader: Consumer) -> None:
         try:
             self._read(reader)
-            if time.monotonic() - self._beat_s < self._session_timeout_s:
-                self._note(group.poll(0))
             self._producer.poll(0)
             if self._is_current:
                 self.controller.turn()
@@ -159,10 +182,13 @@ class Membership:
             self._ledger.apply(*record)
             kind, _, name = record[1].partition("/")
             if kind == "load" and was_current:  # before, it may have been said long ago
-                self.controller.heard(name)
+                self._liveness.heard(name, time.monotonic())
         if batch:
             self._tell(self._on_records, batch)
         if self._is_current and not was_current:
+            nodes = self._ledger.nodes
+            present = (name for name, node in nodes.items() if node.state != "gone")
+            self._liveness.presume(present, time.monotonic())
             self._tell(self._caught_up, [])
 
     def _caught_up(self, nothing: Batch) -> None:
@@ -198,81 +224,16 @@ class Membership:
         reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
         return reader
 
-    def _open_group(self) -> Consumer:
-        session_ms = round(self._session_timeout_s * 1_000)
-        group = Consumer(
-            self._properties(
-                **{
-                    "group.id": nodes_group(self._options),
-                    "session.timeout.ms": session_ms,
-                    "heartbeat.interval.ms": max(100, session_ms // 10),
-                    **self._socket_timeouts(session_ms),
-                    "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
-                    "partition.assignment.strategy": "cooperative-sticky",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "latest",
-                }
-            )
-        )
-        group.subscribe(
-            [self._options.partitions_topic],
-            on_assign=self._assigned,
-            on_revoke=lambda consumer, partitions: self.controller.step_down(),
-            on_lost=lambda consumer, partitions: self.controller.step_down(),
-        )
-        return group
-
-    def _socket_timeouts(self, answer_ms: int) -> dict[str, int]:
-        """How long a coordinator that stands still is believed in, unless the properties say it."""
-        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
-        return {name: answer_ms for name in names if name not in self._options.properties}
-
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign(partitions)
-        if partitions:
-            consumer.pause(partitions)
-            self.controller.step_up()
-
     def _properties(self, **more: object) -> dict[str, object]:
-        return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
+        """A broker that stands still is not believed in for longer than whoever commits would."""
+        patience = {name.replace("_", "."): each for name, each in self._options.answer_timeouts().items()}
+        patience.pop("request.timeout.ms", None)
+        return {**patience, **self._options.client_properties(), "client.id": self._node, "logger": log, **more}
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:
     if error is not None:
         log.error("the record %r could not be written to the partitions topic: %s", message.key(), error)
-
-
-class KafkaMaps:
-    """The map, from the records that a `Membership` has read. Lives in the loop. A `ClusterMaps`."""
-
-    def __init__(self, own: str) -> None:
-        self.ledger = Ledger()
-        self._own = own
-        self._shards = 0
-        self._current = ClusterMap(0, own, (), {})
-        self._listeners: list[Callable[[ClusterMap], None]] = []
-
-    def take(self, records: Batch) -> None:
-        """Read some records, and tell who listens if the map is another one now."""
-        for record in records:
-            self.ledger.apply(*record)
-        if self.ledger.cluster is not None:
-            self._shards = self.ledger.cluster.shards
-        newest = self.ledger.map_for(self._own, self._shards)
-        if (newest.owners, newest.nodes) == (self._current.owners, self._current.nodes):
-            return
-        self._current = newest
-        for listener in list(self._listeners):
-            try:
-                listener(newest)
-            except Exception:
-                log.exception("a listener failed")
-
-    def current(self) -> ClusterMap:
-        return self._current
-
-    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
-        self._listeners.append(listener)
 
 
 # -- the topic ---------------------------------------------------------------------------------------------------------

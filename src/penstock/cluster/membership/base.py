@@ -1,0 +1,146 @@
+"""What a node needs of the system that its cluster lives in, and the map that comes of it. Kafka's is `kafka.py`,
+ZooKeeper's is `zookeeper.py`; `server/engines.py` has them by name.
+
+All of them keep the same records (`ledger.py`). Of each key the last record counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from penstock.cluster.base import ClusterMap
+from penstock.cluster.membership.ledger import Ledger, Record
+from penstock.cluster.membership.view import ClusterView
+from penstock.store.base import Store
+
+log = logging.getLogger("penstock.cluster")
+
+Batch = list[tuple[int, str, bytes | None]]
+"""Records: a number that grows, the key, and the value; None when the key was deleted."""
+
+
+class Listeners(NamedTuple):
+    """What a membership tells a node, in the node's loop."""
+
+    on_records: Callable[[Batch], None]
+    on_failed: Callable[[Exception], None]
+    """It cannot go on."""
+    on_session_over: Callable[[], None]
+    """Others may have this node's shards by now."""
+    on_gone: Callable[[set[str]], None]
+    """The sessions of these nodes are over: nobody waits for them to come back."""
+
+
+class Membership(Protocol):
+    """A node's place in the cluster: it is seen to be alive, and it knows what the records say."""
+
+    has_caught_up: bool
+    """Whether the loop has heard of everything that was there at the start."""
+
+    def start(self) -> None:
+        """Join."""
+
+    def beat(self) -> None:
+        """The event loop is alive."""
+
+    def note_dead_links(self, names: frozenset[str]) -> None:
+        """These are the nodes whose links say that they are dead."""
+
+    def publish(self, key: str, record: Record | None) -> None:
+        """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything published is written."""
+
+    async def stop(self) -> None:
+        """Leave."""
+
+
+class ClusterEngine(Protocol):
+    """The system that a cluster lives in. Made from a node's settings; whoever made it closes it."""
+
+    name: str
+    """As people call it."""
+    cluster: str
+    shards: int
+    records: str
+    """Where the records are, in words."""
+
+    def prepare(self) -> None:
+        """Make what is not there, and refuse what will not do. Waits: for a thread."""
+
+    def open_store(self, shard: int) -> Store:
+        """Fence whoever has a shard, and open it. For a thread."""
+
+    def join(self, node: str, session_timeout_s: float, cool_down_s: float, listeners: Listeners) -> Membership:
+        """A membership that is not started yet."""
+
+    def look(self, *, is_quick: bool = False) -> ClusterView:
+        """What can be seen from outside, by somebody who is no node."""
+
+    def close(self) -> None:
+        """Let go of everything. For a thread."""
+
+
+# -- the controller's -------------------------------------------------------------------------------------------------
+
+
+class NotWritten(Exception):
+    """A decision was not written, or nobody knows whether it was: whoever decides takes over again."""
+
+
+class Authority(Protocol):
+    """By which a controller decides: nobody before it can write any more, and it knows who is alive."""
+
+    def comes_forward(self, alive: list[str], now_s: float) -> bool:
+        """Whether this node is to be the controller now."""
+
+    def take_over(self) -> None:
+        """Fence former controllers. `NotWritten` if that could not be done."""
+
+    def write(self, records: Mapping[str, Record]) -> None:
+        """Write decisions, all or none. `NotWritten` if another one has taken over."""
+
+    def drop(self) -> None:
+        """Decide no more."""
+
+    def alive(self, now_s: float) -> set[str]:
+        """The nodes that are alive."""
+
+
+# -- the map -----------------------------------------------------------------------------------------------------------
+
+
+class LedgerMaps:
+    """The map, from the records that a `Membership` has read. Lives in the loop. A `ClusterMaps`."""
+
+    def __init__(self, own: str) -> None:
+        self.ledger = Ledger()
+        self._own = own
+        self._shards = 0
+        self._current = ClusterMap(0, own, (), {})
+        self._listeners: list[Callable[[ClusterMap], None]] = []
+
+    def take(self, records: Batch) -> None:
+        """Read some records, and tell who listens if the map is another one now."""
+        for record in records:
+            self.ledger.apply(*record)
+        if self.ledger.cluster is not None:
+            self._shards = self.ledger.cluster.shards
+        newest = self.ledger.map_for(self._own, self._shards)
+        if (newest.owners, newest.nodes) == (self._current.owners, self._current.nodes):
+            return
+        self._current = newest
+        for listener in list(self._listeners):
+            try:
+                listener(newest)
+            except Exception:
+                log.exception("a listener failed")
+
+    def current(self) -> ClusterMap:
+        return self._current
+
+    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
+        self._listeners.append(listener)

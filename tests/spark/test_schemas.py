@@ -1,0 +1,323 @@
+"""Values with a schema: what is read, what is new, and what is told of a value that cannot be read."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import io
+import json
+import pickle
+import struct
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, timestamp_pb2
+
+from penstock.core.storage.chunk import Chunk
+from penstock.spark.errors import InvalidOption, SparkError
+from penstock.spark.options import Where
+from penstock.spark.schemas import Avro, Json, Protobuf, Registry, dead_letters, decode_batch, decoded
+from penstock.spark.server import Connection
+from penstock.wire.pieces import Target, encode_section
+from tests.spark.running import Queues
+
+ORDER_1 = {"type": "record", "name": "Order", "fields": [{"name": "order", "type": "long"}]}
+ORDER_2 = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "order", "type": "long"},
+        {"name": "cups", "type": ["null", "int"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}, "default": 0},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["TEA", "COFFEE"]}, "default": "TEA"},
+        {"name": "notes", "type": {"type": "map", "values": "string"}, "default": {}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+    ],
+}
+OTHER = {"type": "record", "name": "Order", "fields": [{"name": "order", "type": "string"}]}
+
+
+def avro(schema: Any, record: Any, number: int | None = None) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
+    return (b"" if number is None else struct.pack(">bI", 0, number)) + out.getvalue()
+
+
+class RegistryServer(ThreadingHTTPServer):
+    """Confluent's API, as far as readers use it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.schemas = {1: ORDER_1, 2: ORDER_2, 3: OTHER}
+        self.latest = 2
+        self.asked: list[str] = []
+        self.failing = 0
+        self.credentials: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: RegistryServer
+
+    def do_GET(self) -> None:
+        registry = self.server
+        registry.asked.append(self.path)
+        if registry.failing:
+            registry.failing -= 1
+            return self.answer(503, {"error_code": 50301, "message": "not now"})
+        if registry.credentials is not None and self.headers["authorization"] != f"Basic {registry.credentials}":
+            return self.answer(401, {"error_code": 40101, "message": "who are you?"})
+        *_, kind, what = self.path.split("/")
+        if kind == "ids" and int(what) in registry.schemas:
+            return self.answer(200, {"schema": json.dumps(registry.schemas[int(what)])})
+        if self.path == "/subjects/orders-value/versions/latest":
+            schema = json.dumps(registry.schemas[registry.latest])
+            return self.answer(200, {"subject": "orders-value", "id": registry.latest, "version": 1, "schema": schema})
+        return self.answer(404, {"error_code": 40403, "message": "not found"})
+
+    def answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/vnd.schemaregistry.v1+json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryServer]:
+    with RegistryServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def read_all(format: Any, *values: bytes | None) -> list[dict[str, Any]]:
+    """What an executor makes of values: it has the format as it travels."""
+    arrived = pickle.loads(pickle.dumps(format))
+    columns = decode_batch(arrived.reader(), arrived.arrow_type(), pa.array(values, pa.binary()))
+    return pa.table(columns, ["data", "problem", "newFields"]).to_pylist()
+
+
+# -- JSON --
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("order", pa.int64(), nullable=False),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("tags", pa.list_(pa.string())),
+        ("to", pa.struct([("city", pa.string())])),
+        ("price", pa.decimal128(10, 2)),
+        ("notes", pa.map_(pa.string(), pa.float64())),
+        ("paid", pa.bool_()),
+    ]
+)
+
+
+def test_json_is_read_by_its_schema_and_new_fields_are_told() -> None:
+    value = {"order": 7, "at": "2026-01-02T03:04:05Z", "tags": ["a"], "to": {"city": "Bath"}, "price": "1.50"}
+    (row,) = read_all(Json(SCHEMA), json.dumps(value | {"notes": {"x": 1}, "paid": True, "colour": "blue"}).encode())
+    assert row["problem"] is None and row["newFields"] == ["colour"]
+    assert row["data"]["at"] == datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    assert (row["data"]["order"], row["data"]["to"], str(row["data"]["price"])) == (7, {"city": "Bath"}, "1.50")
+    assert (row["data"]["notes"], row["data"]["paid"]) == ([("x", 1.0)], True)
+    (row,) = read_all(Json(SCHEMA), b'{"order": 8}')
+    assert row["data"] == {"order": 8, **dict.fromkeys(("at", "tags", "to", "price", "notes", "paid"))}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b"{", "it is no JSON"),
+        (b"\xff", "it is no JSON"),
+        (b"[1]", "it is JSON, and no object"),
+        (None, "it is null"),
+        (b"{}", "order: a value is needed"),
+        (b'{"order": "7"}', "order is '7': it must be int64"),
+        (b'{"order": true}', "order is True: it must be int64"),
+        (b'{"order": 1e30}', "order is 1e+30: it must be int64"),
+        (b'{"order": 1, "at": "soon"}', "at is 'soon': it must be timestamp[us, tz=UTC]"),
+        (b'{"order": 1, "tags": "a"}', "tags is 'a': it must be a list"),
+        (b'{"order": 1, "tags": [1]}', "tags[0] is 1: it must be string"),
+        (b'{"order": 1, "to": {"city": 5}}', "to.city is 5: it must be string"),
+        (b'{"order": 1, "paid": 1}', "paid is 1: it must be bool"),
+    ],
+)
+def test_json_that_is_not_of_its_schema_is_a_problem_of_its_row_alone(value: bytes | None, problem: str) -> None:
+    first, bad, last = read_all(Json(SCHEMA), b'{"order": 1}', value, b'{"order": 2}')
+    assert (first["data"]["order"], last["data"]["order"]) == (1, 2)
+    assert bad["data"] is None and bad["problem"].startswith(problem)
+
+
+# -- Avro and the registry --
+
+
+def test_avro_is_read_by_the_schema_that_each_value_was_written_with(registry: RegistryServer) -> None:
+    registry.latest = 1
+    old = Avro(registry=Registry(registry.url), subject="orders-value")
+    registry.latest = 2
+    new = Avro(registry=Registry(registry.url), subject="orders-value")
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    later = {"order": 8, "cups": 3, "at": at, "kind": "COFFEE", "notes": {"a": "b"}, "tags": ["t"]}
+    values = [avro(ORDER_1, {"order": 7}, 1), avro(ORDER_2, later, 2)]
+    assert [(row["data"], row["newFields"]) for row in read_all(old, *values)] == [
+        ({"order": 7}, []),
+        ({"order": 8}, ["at", "cups", "kind", "notes", "tags"]),
+    ]
+    by_default = {"order": 7, "cups": None, "kind": "TEA", "notes": [], "tags": []}
+    first, second = read_all(new, *values)
+    assert first["data"] == by_default | {"at": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}
+    assert second["data"] == later | {"notes": [("a", "b")]}
+    assert registry.asked.count("/schemas/ids/2") == 2, "once for each of the two readers"
+
+
+def test_avro_that_does_not_fit_is_a_problem_of_its_row_alone(registry: RegistryServer) -> None:
+    format = Avro(registry=Registry(registry.url), subject="orders-value")
+    good = avro(ORDER_1, {"order": 7}, 1)
+    found = read_all(
+        format, good, avro(OTHER, {"order": "x"}, 3), b"\0\0\0\0\x09x", b"plain", good + b"!", good[:5], good
+    )
+    assert [row["problem"] is None for row in found] == [True, False, False, False, False, False, True]
+    assert "it is not of its Avro schema: SchemaResolutionError" in found[1]["problem"]
+    assert [row["problem"] for row in found[2:5]] == [
+        "the registry has no schema 9",
+        "it has no number of a schema in front",
+        "1 bytes follow the Avro record",
+    ]
+
+
+def test_avro_needs_no_registry_where_the_schema_is_given() -> None:
+    (row, bad) = read_all(Avro(json.dumps(ORDER_1)), avro(ORDER_1, {"order": 7}), b"")
+    assert (row["data"], bad["problem"].startswith("it is not of its Avro schema")) == ({"order": 7}, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("{", "this is no Avro schema"),
+        ('{"type": "record", "name": "X", "fields": [{"name": "a", "type": ["int", "string"]}]}', "a is a union"),
+        ('"long"', "it must be a record"),
+        (None, "Avro needs a schema, or a registry"),
+    ],
+)
+def test_an_avro_schema_that_makes_no_columns_is_refused_at_once(schema: str | None, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Avro(schema).arrow_type()
+
+
+def test_a_registry_that_fails_is_asked_again_and_one_that_refuses_is_told_of(registry: RegistryServer) -> None:
+    registry.failing = 2
+    assert json.loads(Registry(registry.url).schema(1)) == ORDER_1
+    registry.credentials = base64.b64encode(b"me:secret").decode()
+    with pytest.raises(SparkError, match="refused /schemas/ids/1: HTTP Error 401"):
+        Registry(registry.url).schema(1)
+    knowing = Registry(registry.url, "me", "secret")
+    assert json.loads(knowing.schema(1)) == ORDER_1
+    assert "secret" not in repr(knowing)
+    with pytest.raises(InvalidOption, match="has no subject 'tea'"):
+        knowing.latest("tea")
+    with pytest.raises(SparkError, match="cannot be asked"):
+        Registry("http://127.0.0.1:1").schema(1)
+
+
+# -- Protobuf --
+
+
+def descriptors(*, with_colour: bool = False) -> tuple[bytes, Any]:
+    """What protoc writes for a file with an Order; and the class of its messages."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="shop.proto", package="shop", syntax="proto3", dependency=["google/protobuf/timestamp.proto"]
+    )
+    order = file.message_type.add(name="Order")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    order.field.add(name="order", number=1, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
+    order.field.add(name="tags", number=2, type=kinds.TYPE_STRING, label=kinds.LABEL_REPEATED)
+    of_time = {"type": kinds.TYPE_MESSAGE, "type_name": ".google.protobuf.Timestamp", "label": kinds.LABEL_OPTIONAL}
+    order.field.add(name="at", number=3, **of_time)
+    if with_colour:
+        order.field.add(name="colour", number=4, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+    time = descriptor_pb2.FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(time)
+    data = descriptor_pb2.FileDescriptorSet(file=[time, file]).SerializeToString()
+    return data, Protobuf(data, "shop.Order")._class()
+
+
+def test_protobuf_is_read_by_its_descriptors_and_new_fields_are_told() -> None:
+    known, _ = descriptors()
+    _, later = descriptors(with_colour=True)
+    value = later(order=7, tags=["a", "b"], colour="blue")
+    value.at.FromJsonString("2026-01-02T00:00:00Z")
+    sent = value.SerializeToString()
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    expected = {"order": 7, "tags": ["a", "b"], "at": at}
+    plain, empty, bad = read_all(Protobuf(known, "shop.Order"), sent, b"", b"\xff\xff")
+    assert (plain["data"], plain["newFields"], plain["problem"]) == (expected, ["#4"], None)
+    assert empty["data"] == {"order": 0, "tags": [], "at": None}
+    assert bad["data"] is None and bad["problem"].startswith("it is no shop.Order")
+    framed = Protobuf(known, "shop.Order", framed=True)
+    for path in (b"\0", b"\x02\0", b"\x04\x02\x04"):
+        (row,) = read_all(framed, b"\0\0\0\0\x07" + path + sent)
+        assert row["data"] == expected
+    (row,) = read_all(framed, b"\0\0\0\0\x07\x84")
+    assert row["problem"] == "it ends in the path of its message"
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "says"),
+    [
+        (descriptors()[0], "shop.Tea", "the descriptors have no message 'shop.Tea'"),
+        (b"\xff", "x", "no descriptors of Protobuf"),
+    ],
+)
+def test_descriptors_that_do_not_have_the_message_are_refused(data: bytes, message: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Protobuf(data, message).arrow_type()
+
+
+# -- with Spark --
+
+
+def test_a_stream_reads_avro_and_what_it_cannot_read_becomes_a_dead_letter(
+    queues: Queues, registry: RegistryServer
+) -> None:
+    name, dead = queues.create(), queues.create("q.dead")
+    values = [avro(ORDER_1, {"order": 1}, 1), b"broken", avro(ORDER_2, {"order": 2, "cups": 5, "at": 0, "kind": "TEA",
+              "notes": {}, "tags": []}, 2)]  # fmt: skip
+    with contextlib.closing(Connection(Where(url=queues.url))) as connection:
+        section = b"".join(encode_section(Target(name), Chunk.of(0, 0, values)))
+        connection.fetch("POST", "/v1/bulk/send", section, {})
+    found = decoded(queues.stream(), Avro(registry=Registry(registry.url), subject="orders-value"))
+    good: list[tuple[Any, ...]] = []
+
+    def write(batch: Any, _: int) -> None:
+        good.extend(tuple(row) for row in batch.where("problem is null").select("data.order", "data.cups").collect())
+        dead_letters(batch).write.format("penstock").option("url", queues.url).option("topic", dead).mode(
+            "append"
+        ).save()
+
+    checkpoint = str(queues.directory / "checkpoint")
+    query = found.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    assert query.start().awaitTermination(60)
+    assert sorted(good) == [(1, None), (2, 5)]
+    (row,) = queues.reader("q.dead", includeDeadLetters="true").collect()
+    assert (bytes(row.value), row.deadReason) == (b"broken", "it has no number of a schema in front")
+    assert (row.deadOrigin.queue, row.deadOrigin.offset) == (name, 1)
+    with pytest.raises(InvalidOption, match="there is no column 'body' to read"):
+        decoded(queues.reader(), Json("order bigint"), column="body")
+    with pytest.raises(InvalidOption, match="there is a column 'problem' already"):
+        decoded(decoded(queues.reader(), Json("order bigint")), Json("order bigint"))
