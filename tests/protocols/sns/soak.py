@@ -1,7 +1,7 @@
-"""`kill -9` under load: `python -m tests.protocols.sns.soak [--kills 50] [--where node|kafka] [--seed N]`.
+"""`kill -9` under load: `python -m tests.protocols.sns.soak [--kills 50] [--where node|shards|kafka] [--seed N]`.
 
 Two publishers never stop. Two queues are subscribed from the start; in each round one more queue is, in the middle of
-the load. Then a process is killed: the server, or one node of a cluster. What must hold:
+the load. Then a process is killed: the server, which may have several shards, or one node of a cluster. What must hold:
 
 - Every acknowledged publish arrives in both queues, once.
 - A later subscription gets every acknowledged publish that began after it was made, and none that ended before.
@@ -180,9 +180,9 @@ def soak(
     return counts, wrong
 
 
-def soak_server(directory: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """One server, which is killed and comes back."""
-    server = Server(directory)
+def soak_server(directory: Path, kills: int, seed: int, *, shards: int = 0) -> tuple[Counter[str], list[str]]:
+    """One server is killed, and comes back."""
+    server = Server(directory, shards=shards)
 
     def kill() -> None:
         server.kill()
@@ -221,7 +221,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--where", choices=["node", "kafka"], default="node")
+    parser.add_argument("--where", choices=["node", "shards", "kafka"], default="node")
     parser.add_argument("--seed", type=int, default=1_000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-sns-") as name:
@@ -229,7 +229,8 @@ def main() -> int:
         if asked.where == "kafka":
             counts, wrong = soak_kafka(directory, asked.kills, asked.seed)
         else:
-            counts, wrong = soak_server(directory, asked.kills, asked.seed)
+            shards = 2 if asked.where == "shards" else 0
+            counts, wrong = soak_server(directory, asked.kills, asked.seed, shards=shards)
     print(", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items())))
     print("\n".join(wrong[:20] or ["nothing wrong"]))
     return 1 if wrong else 0
