@@ -77,7 +77,9 @@ def test_no_two_settings_share_a_variable_or_a_flag() -> None:
     assert len(VARIABLES) == len(settings) - len(without)
     flags = [place.setting.setting.flag for place in VARIABLES.values() if place.section != "lookup"]
     given = [flag for flag in flags if flag is not None]
-    assert len(given) == len(set(given)) == len(flags_of("server", "nsq", "sqs", "rest", "kafka", "cluster"))
+    assert (
+        len(given) == len(set(given)) == len(flags_of("server", "nsq", "sqs", "rest", "kafka", "zookeeper", "cluster"))
+    )
 
 
 def test_a_credential_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
