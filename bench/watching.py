@@ -111,9 +111,9 @@ async def slice_of(kind: Kind, seconds: float) -> float:
 
 @asynccontextmanager
 async def watched(url: str, browsers: int) -> AsyncIterator[None]:
-    """Browsers look at a server, and have looked for a moment."""
+    """Browsers look at a server, and have looked for some seconds: what opening a page costs is over."""
     watching = [asyncio.create_task(browse(url)) for _ in range(browsers)]
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(2.5)
     yield
     for each in watching:
         each.cancel()
