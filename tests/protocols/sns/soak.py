@@ -34,6 +34,7 @@ from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
+UNANSWERED = (BotoCoreError, ClientError)
 PATIENCE_S = 120.0
 PUBLISHERS = 2
 Times = tuple[float, float]
@@ -52,7 +53,7 @@ def persistently(call: Any, **arguments: Any) -> Any:
     while True:
         try:
             return call(**arguments)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -78,7 +79,7 @@ class Reader:
             ]
             if entries:
                 self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             time.sleep(0.05)
 
     def until(self, wanted: Callable[[], set[str]]) -> set[str]:
@@ -122,7 +123,7 @@ class Load:
             body, began = f"{publisher}-{number}", time.monotonic()
             try:
                 sns.publish(TopicArn=self.topic, Message=body)
-            except (BotoCoreError, ClientError):
+            except UNANSWERED:
                 self.unanswered += 1
                 time.sleep(0.02)
             else:
