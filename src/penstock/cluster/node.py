@@ -6,7 +6,7 @@ router.
 
 It stops in this order, so that clients notice nothing: it says that it drains, and goes on serving while the controller
 moves its shards away one by one; when none is left, or after `stop_grace_s`, it stops as any node does, releases what
-is left in writing, says that it is gone, and leaves.
+is left in writing, and says that it is gone.
 """
 
 from __future__ import annotations
@@ -408,7 +408,6 @@ class ClusterNode(Node):
         """Show, again and again, that the loop is alive, and what there is to do."""
         loop = asyncio.get_running_loop()
         while True:
-            self._membership.beat()
             loads = self._loads.measure(self.ownership.owned_shards, loop.time())
             with contextlib.suppress(BufferError):
                 self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
@@ -424,7 +423,7 @@ class ClusterNode(Node):
             if watched <= {self._name}:
                 watched = nodes.keys() - {self._name}
             dead_links = frozenset(name for name in watched if not self._place(name).watch(silence_s))
-            self._membership.note_dead_links(dead_links)
+            self._membership.controller.liveness.dead_links = dead_links
 
     def _shard_metrics(self) -> Iterable[Metric]:
         loads = self._loads.measure(self.ownership.owned_shards, asyncio.get_running_loop().time())
