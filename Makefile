@@ -160,6 +160,9 @@ cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default set
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka
 	$(BIN)/python -m bench.broker_loss
 	$(BIN)/python -m bench.broker_loss --how pause
+	$(BIN)/python -m bench.failover --pauses
+	$(BIN)/python -m bench.failover --how stop
+	$(BIN)/python -m tests.cluster.placement.test_balance_day
 
 clean: ## Remove .venv, caches and build output
 	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down

@@ -18,7 +18,7 @@ from penstock.cluster.membership.ledger import (
     ShardRecord,
     encode,
 )
-from penstock.cluster.placement.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
+from penstock.cluster.placement.plan import LEISURE, RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
 
 COOL_DOWN_S = 5.0
@@ -58,7 +58,7 @@ def settled(
     now_s = 0.0
     made: list[dict[int, str]] = []
     for _ in range(MOVES_MAX):
-        now_s += STAY_COOL_DOWNS * COOL_DOWN_S
+        now_s += LEISURE * COOL_DOWN_S
         moves = plan(members, shards, wishes, now_s, COOL_DOWN_S)
         if not moves:
             return shards, made
@@ -94,7 +94,7 @@ def test_with_steady_loads_planning_ends_and_no_assignment_comes_twice(
 ) -> None:
     seen, now_s = {owners(shards)}, 0.0
     for _ in range(MOVES_MAX):
-        now_s += STAY_COOL_DOWNS * COOL_DOWN_S
+        now_s += LEISURE * COOL_DOWN_S
         moves = plan(members, shards, wishes, now_s, COOL_DOWN_S)
         if not moves:
             return

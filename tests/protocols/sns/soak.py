@@ -32,6 +32,7 @@ from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
+UNANSWERED = (BotoCoreError, ClientError)
 PATIENCE_S = 120.0
 PUBLISHERS = 2
 Times = tuple[float, float]
@@ -50,7 +51,7 @@ def persistently(call: Any, **arguments: Any) -> Any:
     while True:
         try:
             return call(**arguments)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -76,7 +77,7 @@ class Reader:
             ]
             if entries:
                 self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             time.sleep(0.05)
 
     def until(self, wanted: Callable[[], set[str]]) -> set[str]:
@@ -120,7 +121,7 @@ class Load:
             body, began = f"{publisher}-{number}", time.monotonic()
             try:
                 sns.publish(TopicArn=self.topic, Message=body)
-            except (BotoCoreError, ClientError):
+            except UNANSWERED:
                 self.unanswered += 1
                 time.sleep(0.02)
             else:
