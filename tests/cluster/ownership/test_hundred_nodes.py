@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import NodeRecord, Record
-from penstock.cluster.placement.kafka import kafka_controller
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.cluster.ownership.fenced import Log, Topic
 from tests.cluster.ownership.test_ownership import RETRY_TIMEOUT_S, Member
@@ -29,7 +29,8 @@ class Hundred:
             self.topic.publish(f"node/{name}", NodeRecord(incarnation="1", link="127.0.0.1:9"))
         self.topic.readers = readers
         options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
-        self.controller, self.liveness = kafka_controller(options, "n00", self.topic.ledger, 10.0, cool_down_s=0.0)
+        self.controller = kafka_controller(options, "n00", self.topic.ledger, 10.0, cool_down_s=0.0)
+        self.liveness = self.controller.liveness
         self.controller._write = self._write  # type: ignore[method-assign]
         self.alive = set(self.members)
         self.decisions = 0
