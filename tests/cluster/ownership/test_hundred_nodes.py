@@ -30,6 +30,7 @@ class Hundred:
         self.topic.readers = readers
         options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
         self.controller = kafka_controller(options, "n00", self.topic.ledger, 10.0, cool_down_s=0.0)
+        self.liveness = self.controller.liveness
         self.controller._write = self._write  # type: ignore[method-assign]
         self.alive = set(self.members)
         self.decisions = 0
@@ -45,7 +46,7 @@ class Hundred:
             while not is_so():
                 now_s = time.monotonic()
                 for name in self.alive:
-                    self.controller.liveness.heard(name, now_s)
+                    self.liveness.heard(name, now_s)
                 self.controller._decide(now_s)
                 await asyncio.sleep(0.02)
 
@@ -70,7 +71,7 @@ def test_a_hundred_nodes_share_shards_and_take_over_what_dead_ones_had() -> None
             for name in killed:
                 hundred.topic.readers.remove(hundred.members[name].ownership.look)
             hundred.alive -= killed
-            hundred.controller.liveness.dead_links = frozenset(killed)
+            hundred.liveness.dead_links = frozenset(killed)
             orphans = {shard for shard in range(SHARDS) if hundred.topic.ledger.server_of(shard) in killed}
             before, decided = dict(hundred.topic.ledger.shards), hundred.decisions
             await hundred.until(hundred.is_settled)
