@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import penstock
-from penstock.pipelines.ready.join import join
-from penstock.pipelines.sessions import start_session
-from penstock.pipelines.where import Where
 
 
 @contextlib.contextmanager
@@ -44,19 +41,9 @@ def main(path: str) -> None:
             ps.queue("orders").send(drink, group=customer)
         for customer, price in (("ann", "3.20"), ("cleo", "4.10")):
             ps.queue("payments").send(price, group=customer)
-        spark = start_session("join", directory / "spark")
-        try:
-            join(
-                spark,
-                Where(url),
-                "orders",
-                "payments",
-                "paid",
-                within="10 minutes",
-                checkpoint=directory / "checkpoint",
-            )
-        finally:
-            spark.stop()
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", "join", "--url", url]
+        given = ["--left", "orders", "--right", "payments", "--to", "paid", "--within", "10 minutes"]
+        subprocess.run([*command, *given], cwd=directory, check=True)
         paid = [json.loads(message.body) for message in ps.queue("paid").receive(max=10)]
     print(sorted((each["on"], each["left"], each["right"]) for each in paid))
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "client": {"core", "store", "server", "wire", "client"},
     "outbox": {"core", "client", "outbox"},
     "spark": {"core", "store", "wire", "client", "spark"},
-    "pipelines": {"core", "store", "wire", "client", "spark", "pipelines"},
+    "pipelines": {"core", "store", "wire", "client", "spark", "pipelines", "testing"},
     "console": {"console"},
     "protocols": {"core", "server", "wire", "console", "protocols"},
 }

@@ -6,7 +6,7 @@ RUN apt-get update \
 WORKDIR /source
 COPY pyproject.toml hatch_build.py README.md LICENSE constraints.txt ./
 COPY src src
-RUN python -m pip install --no-cache-dir --constraint constraints.txt '.[spark,kafka,arrow]' \
+RUN python -m pip install --no-cache-dir --constraint constraints.txt '.[spark,kafka,arrow,lakes]' \
     && useradd --uid 10001 --create-home penstock
 USER 10001
 WORKDIR /home/penstock

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.server import Server
+import penstock
+from tests.compat.server import ROOT, Server
 
 PACKAGES = (
     "apache-airflow==3.3.2",
@@ -23,10 +24,8 @@ PACKAGES = (
 PATIENCE_S = 900
 
 
-@pytest.mark.skipif(not os.environ.get("INTEROP"), reason="Airflow weighs 400 MB: `make interop` runs this")
-def test_airflows_sensor_and_triggers_get_messages_and_delete_them(
-    server: Server, pytestconfig: pytest.Config, tmp_path: Path
-) -> None:
+def installed(pytestconfig: pytest.Config) -> Path:
+    """The Python that has Airflow."""
     assert pytestconfig.cache is not None
     where = Path(pytestconfig.cache.mkdir("airflow"))
     python, made = where / "bin" / "python", where / "packages"
@@ -34,6 +33,14 @@ def test_airflows_sensor_and_triggers_get_messages_and_delete_them(
         subprocess.run([sys.executable, "-m", "venv", "--clear", where], check=True, timeout=PATIENCE_S)
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True, timeout=PATIENCE_S)
         made.write_text(str(PACKAGES))
+    return python
+
+
+@pytest.mark.skipif(not os.environ.get("INTEROP"), reason="Airflow weighs 400 MB: `make interop` runs this")
+def test_airflows_sensor_and_triggers_get_messages_and_delete_them(
+    server: Server, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    python = installed(pytestconfig)
     walk = Path(__file__).parent / "airflow" / "walk.py"
     quiet = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -48,3 +55,34 @@ def test_airflows_sensor_and_triggers_get_messages_and_delete_them(
         "sensor": ["to the sensor"],
         "left": "00",
     }
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.skipif(not os.environ.get("INTEROP"), reason="Airflow weighs 400 MB: `make interop` runs this")
+def test_airflow_runs_a_pipeline_by_the_example_and_does_an_interval_again(
+    server: Server, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    python = installed(pytestconfig)
+    (tmp_path / "orders.yaml").write_text("source: {queue: airflow-in}\nsink: {queue: airflow-out}\n")
+    connection = {"conn_type": "generic", "host": "127.0.0.1", "port": server.http_port, "schema": "http"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "deploy" / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW_CONN_PENSTOCK": json.dumps(connection),
+        "AIRFLOW_VAR_PENSTOCK_PIPELINES": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def airflow(*words: str) -> None:
+        command = [str(python), "-m", "airflow", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    airflow("db", "migrate")
+    with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as ps:
+        ps.queue("airflow-in").send_many(["tea", "coffee"])
+        airflow("dags", "test", "penstock_orders", "2026-01-01")
+        assert sorted(each.text for each in ps.queue("airflow-out").browse()) == ["coffee", "tea"]
+        airflow("dags", "test", "penstock_orders", "2026-01-02", "--conf", '{"again": true}')
+        assert len(ps.queue("airflow-out").browse()) == 2, "nothing was sent in that interval"

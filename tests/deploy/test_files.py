@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from docs import monitoring
+from penstock.cli.pipelines import pipelines
+from penstock.pipelines.definition import load
 from penstock.server.sources import ACCESS_KEY, SECRET_KEY, VARIABLES, gathered
 from tools.debian import DebianError, program
 from tools.image import DOCKERFILE, ImageError, instructions, stages
@@ -209,6 +211,7 @@ CHARTS = {
         "--set=settings=[log]\nlevel = 'debug'",
         "--set=env[0].name=PENSTOCK_LOG_LEVEL,env[0].value=info",
     ),
+    "pipelines": ("--values=tests/deploy/pipelines.yaml",),
 }
 
 
@@ -238,6 +241,27 @@ def test_helm_makes_objects_of_the_chart_that_kubernetes_takes(options: tuple[st
         if document["kind"] != "ServiceMonitor":  # not Kubernetes' own: the Prometheus operator defines it
             for version in KUBERNETES:
                 kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_pipelines_of_the_chart_run_as_their_flags_say_with_secrets_from_the_environment(tmp_path: Path) -> None:
+    made = run_tool("helm", "template", "queues", str(CHART), *CHARTS["pipelines"])
+    assert made.returncode == 0, made.stderr
+    documents = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(made.stdout) if each}
+    name, run = "queues-penstock-pipeline-", pipelines.functions["run"]()
+    job = documents["CronJob", f"{name}orders"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    stream = documents["Deployment", f"{name}clicks"]["spec"]["template"]["spec"]
+    for pod, kind in ((job, "orders"), (stream, "clicks")):
+        (container,) = pod["containers"]
+        assert not [each for each in container["env"] if "token" in each["name"].lower() and "$(" not in each["value"]]
+        for file, text in documents["ConfigMap", f"{name}{kind}"]["data"].items():
+            (tmp_path / file).write_text(text)
+            words = [word.replace("/pipeline/", "") for word in container["args"][1:] if not word.startswith("-")]
+            assert words == ["pipeline", "run", file, *words[3:]]
+            assert load(tmp_path / file).name == kind
+        run.make_context("run", container["args"][3:])  # its flags are understood
+    assert "--once" in job["containers"][0]["args"] and "--continuous" in stream["containers"][0]["args"]
+    refused = run_tool("helm", "template", "queues", str(CHART), "--set=pipelines[0].name=a,pipelines[0].definition=b")
+    assert refused.returncode != 0 and "state" in refused.stderr
 
 
 def test_several_replicas_without_kafka_are_refused_by_the_chart() -> None:

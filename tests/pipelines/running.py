@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pyspark
 
 from penstock.pipelines.checkpoints import State, state_directory
 from penstock.pipelines.definition import Pipeline, load
@@ -14,7 +20,12 @@ from penstock.pipelines.progress import Batch, QueryProgress
 from penstock.pipelines.runner import Outcome, Runner
 from penstock.pipelines.sessions import by_value
 from penstock.pipelines.where import Where
-from tests.spark.running import Queues
+from tests.compat.server import ROOT
+from tests.ports import free_port
+from tests.spark.running import SILENT, Queues
+from tests.spark.test_clusters import wait_for_port
+
+BIN = Path(pyspark.__file__).parent / "bin"
 
 
 class Noted:
@@ -92,3 +103,31 @@ class Bench:
     def files(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
         frame = self.queues.spark.read.parquet(str(self.path(name)))
         return sorted(tuple(row) for row in frame.select(*columns).collect())
+
+
+@contextmanager
+def connect_server(master: str, directory: Path, **settings: str) -> Iterator[str]:
+    """A server of Spark Connect on this machine, whose executors are those of the master."""
+    port = free_port()
+    conf = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.memory": "700m",
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": str(ROOT / "src"),
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{SILENT}",
+    }
+    given = [word for name, value in (conf | settings).items() for word in ("--conf", f"{name}={value}")]
+    main = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    command = [str(BIN / "spark-submit"), "--master", master, *given, "--class", main, "spark-internal"]
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    with (directory / "connect.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+        try:
+            wait_for_port(port)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait(30)

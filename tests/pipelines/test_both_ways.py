@@ -16,9 +16,9 @@ from penstock.pipelines.checkpoints import State, state_directory
 from penstock.pipelines.definition import load
 from penstock.pipelines.runner import Runner
 from penstock.pipelines.where import Where
-from tests.pipelines.running import Noted
+from tests.pipelines.running import BIN, Noted, connect_server
 from tests.pipelines.test_run import body_of
-from tests.spark.running import SILENT, Queues
+from tests.spark.running import Queues
 
 SPEC = """\
 name: both
@@ -30,7 +30,7 @@ FILE = """\
 import os
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import col
+from pyspark.sql.functions import expr
 from penstock.pipelines import checked, lake_sink, messages, queue, queue_sink
 
 spark = SparkSession.active()
@@ -48,7 +48,7 @@ def orders():
 
 @dp.materialized_view
 def total():
-    return spark.table("orders").groupBy().sum("amount").withColumnRenamed("sum(amount)", "amount")
+    return spark.table("orders").groupBy().agg(expr("sum(amount) as amount"))
 
 dp.create_sink("large", "penstock", queue_sink(OUT + "-large"))
 
@@ -73,7 +73,7 @@ def found(queues: Queues, out: str) -> dict[str, Any]:
     letters = queues.records(f"{out}-rejects".removeprefix(f"{queues.prefix}-"))
     large = queues.records(f"{out}-large".removeprefix(f"{queues.prefix}-"))
     return {
-        "large": sorted((json.loads(body_of(each))["id"], each["group"]) for each in large),
+        "large": sorted((json.loads(body_of(each))["id"], each["key"]) for each in large),
         "rejects": sorted((body_of(each), each["attributes"]["penstock.reason"]) for each in letters),
         "origins": sorted(each["attributes"]["penstock.offset"] for each in letters),
         "lake": sorted(lake["id"].to_pylist()),
@@ -116,21 +116,12 @@ def test_one_file_gives_the_same_rows_under_both_runners(queues: Queues, monkeyp
 
 
 def spark_pipelines(directory: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Spark's own runner, with a server of its own on a loopback port."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    environment = {**os.environ, **settings, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    environment |= {"PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    conf = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{SILENT}",
-        "spark.ui.enabled": "false",
-        "spark.sql.warehouse.dir": str(directory / "spark-warehouse"),
-    }
-    given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-    command = [str(home / "bin" / "spark-pipelines"), "run", *given, "--spec", "spark-pipeline.yml"]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=400, check=False, env=environment
-    )
+    """Spark's own runner, on a Spark Connect server of its own."""
+    warehouse = {"spark.sql.warehouse.dir": str(directory / "spark-warehouse")}
+    with connect_server("local[2]", directory, **warehouse) as remote:
+        environment = {**os.environ, **settings, "SPARK_HOME": str(BIN.parent), "PYSPARK_PYTHON": sys.executable}
+        environment |= {"PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        command = [str(BIN / "spark-pipelines"), "run", "--remote", remote, "--spec", "spark-pipeline.yml"]
+        return subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=200, check=False, env=environment
+        )

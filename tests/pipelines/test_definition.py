@@ -64,7 +64,7 @@ def test_a_definition_in_yaml_becomes_a_graph(tmp_path: Path) -> None:
     assert pipeline.views["named"].inputs == ("parsed", "customers")
     assert pipeline.outputs["to_queue"].input == "named", "the last step, unless told otherwise"
     assert pipeline.outputs["to_files"].partition_by == ("id",)
-    assert pipeline.queries == ["to_queue", "to_files", "rejects"]
+    assert pipeline.queries == ["to_queue", "to_files", "parsed_rejects"]
     assert pipeline.settings.restarts == 2
 
 
@@ -138,7 +138,11 @@ CASES = {
         "source: {files: a, format: json}\nsink: {parquet: b}\n",
         "orders.yaml:1: source: a stream of files needs a schema",
     ),
-    "reserved name": ("source: {queue: a}\nsink: {name: rejects, queue: b}\n", "the name 'rejects' is taken"),
+    "reserved name": (
+        "dead_letters: d\nsource: {queue: a}\nsteps: [{name: read, parse: text}]\n"
+        "sink: {name: read_rejects, queue: b}\n",
+        "'read_rejects' is the name of the query that sends the dead letters of 'read': rename it",
+    ),
     "empty": ("", "orders.yaml: is empty"),
     "list": ("- a\n", "orders.yaml:1: must hold keys: name"),
 }

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 import sys
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +24,8 @@ from penstock.cli.store import Data, Token, Url, chosen
 from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
-    from penstock.pipelines.definition import Pipeline
+    from penstock.pipelines.backfill import Range
+    from penstock.pipelines.definition import Output, Pipeline
     from penstock.pipelines.where import Where
 
 READY_NAMES = (
@@ -83,7 +87,7 @@ def validate(
             from penstock.pipelines.progress import Lines
             from penstock.pipelines.runner import Runner
 
-            with _invalid_reported():
+            with invalid_reported():
                 Runner(spark, pipeline, _where(pipeline, data, url, token), state, Lines(sys.stderr)).check()
     print_rows(_described(pipeline), False, f"Pipeline {pipeline.name}: valid")
 
@@ -98,6 +102,14 @@ def run(
         bool, Option("--reset-checkpoint", help="Forget how far it was: everything is read and written again.")
     ] = False,
     trigger: Annotated[str | None, Option(help="The interval of batches when continuous, such as '5 seconds'.")] = None,
+    since: Annotated[datetime | None, Option(help="Do again what was sent then or later (UTC).")] = None,
+    until: Annotated[datetime | None, Option(help="Do again what was sent before (UTC).")] = None,
+    starting_offsets: Annotated[
+        str | None, Option(help='Do again what is from there on: {"orders": {"0": 120}}.', show_default=False)
+    ] = None,
+    ending_offsets: Annotated[
+        str | None, Option(help="Do again what is before that, in the same form.", show_default=False)
+    ] = None,
     master: Master = None,
     conf: Conf = None,
     state: StateDirectory = None,
@@ -106,29 +118,60 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run a pipeline. SIGTERM and Ctrl-C stop it after the batch that it is in; a second one at once."""
-    pipeline = _load(file, trigger)
-    settings = {**pipeline.settings.conf, **_pairs(conf)}
-    with _session(pipeline, state, master, settings, reset=reset_checkpoint) as (spark, kept):
-        from penstock.pipelines.checkpoints import logs_of
-        from penstock.pipelines.progress import display_for
-        from penstock.pipelines.runner import FAILED as RUN_FAILED
-        from penstock.pipelines.runner import STOPPED as RUN_STOPPED
-        from penstock.pipelines.runner import Runner
+    """Run a pipeline. SIGTERM and Ctrl-C stop it after the batch that it is in; a second one at once.
 
-        with (
-            _invalid_reported(),
-            contextlib.closing(display_for(f"Pipeline {pipeline.name}", as_json=as_json)) as display,
-        ):
-            runner = Runner(spark, pipeline, _where(pipeline, data, url, token), kept, display, once)
-            with told_to_stop(runner.tell):
-                outcome = runner.run()
-    if outcome.state == RUN_FAILED:
-        print(f"penstock: {outcome.reason} (Spark's log is {logs_of(pipeline, kept) / 'spark.log'})", file=sys.stderr)
+    With a range (--since, --until, --starting-offsets, --ending-offsets) it is a backfill: it reads that range only,
+    beside the pipeline itself, which may run meanwhile.
+    """
+    pipeline = _load(file, trigger)
+    part = _part(since, until, starting_offsets, ending_offsets, once)
+    if part is not None:
+        from penstock.pipelines.backfill import backfill_of
+        from penstock.pipelines.checkpoints import State, state_directory
+
+        pipeline = backfill_of(pipeline, part)
+        before = State(state_directory(pipeline, state, _pairs(conf))).read_status() or {}
+        if before.get("state") == "done" and not reset_checkpoint:
+            print(f"penstock: {pipeline.name} is done; --reset-checkpoint does it once more", file=sys.stderr)
+            return
+    where = _where(pipeline, data, url, token)
+    run_pipeline(pipeline, where, once, state, master, _pairs(conf), as_json, reset=reset_checkpoint)
+
+
+@pipelines.command()
+def test(
+    file: File,
+    cases: Annotated[
+        Path | None, Option("--cases", help="The cases.", show_default="orders.test.yaml beside orders.py")
+    ] = None,
+    only: Annotated[str | None, Option("--only", "-k", help="Only cases whose names contain this.")] = None,
+) -> None:
+    """Run a pipeline on the messages of test cases, and compare what comes out. Needs no server: it starts its own."""
+    from penstock.pipelines.cases import cases_file, read_cases, run_case, unknown_sinks
+    from penstock.pipelines.errors import InvalidDefinition
+    from penstock.pipelines.progress import Lines
+
+    pipeline = _load(file)
+    place = cases or cases_file(pipeline)
+    with invalid_reported():
+        found = read_cases(place)
+        if problems := unknown_sinks(pipeline, found, place):
+            raise InvalidDefinition(problems)
+    chosen_cases = [case for case in found if only is None or only in case.name]
+    if not chosen_cases:
+        raise click.BadParameter(f"no case of {place} has {only!r} in its name", param_hint="--only")
+    failed = 0
+    with _session(pipeline, None, "local[1]", dict(pipeline.settings.conf)) as (spark, _), invalid_reported():
+        for case in chosen_cases:
+            begun_s = time.monotonic()
+            wrong = run_case(spark, pipeline, case, Lines(io.StringIO()))
+            failed += bool(wrong)
+            print(f"{'FAILED' if wrong else 'passed'}: {case.name} ({time.monotonic() - begun_s:.1f} s)")
+            for line in wrong:
+                print(f"  {line}")
+    if failed:
+        print(f"penstock: {failed} of {len(chosen_cases)} cases failed", file=sys.stderr)
         raise SystemExit(FAILED)
-    if outcome.state == RUN_STOPPED:
-        print("penstock: stopped; the next run goes on from here", file=sys.stderr)
-        raise SystemExit(STOPPED)
 
 
 @pipelines.command()
@@ -200,6 +243,46 @@ def sql(
             print_rows(list(rows), False, "Result")
 
 
+def run_pipeline(
+    pipeline: Pipeline,
+    where: Where,
+    once: bool,
+    state: str | None,
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+    *,
+    reset: bool = False,
+) -> None:
+    """Run it to its end, and show how it goes; a run that fails or is stopped says so, and exits."""
+    settings = {**pipeline.settings.conf, **conf}
+    with _session(pipeline, state, master, settings, reset=reset) as (spark, kept):
+        from penstock.pipelines.backfill import delete_channels
+        from penstock.pipelines.checkpoints import logs_of
+        from penstock.pipelines.progress import display_for
+        from penstock.pipelines.runner import DONE as RUN_DONE
+        from penstock.pipelines.runner import FAILED as RUN_FAILED
+        from penstock.pipelines.runner import STOPPED as RUN_STOPPED
+        from penstock.pipelines.runner import Runner
+
+        with (
+            invalid_reported(),
+            contextlib.closing(display_for(f"Pipeline {pipeline.name}", as_json=as_json)) as display,
+        ):
+            runner = Runner(spark, pipeline, where, kept, display, once)
+            with told_to_stop(runner.tell):
+                outcome = runner.run()
+            if pipeline.settings.part is not None and outcome.state == RUN_DONE:
+                for text in delete_channels(pipeline, kept, where):
+                    display.note(text)
+    if outcome.state == RUN_FAILED:
+        print(f"penstock: {outcome.reason} (Spark's log is {logs_of(pipeline, kept) / 'spark.log'})", file=sys.stderr)
+        raise SystemExit(FAILED)
+    if outcome.state == RUN_STOPPED:
+        print("penstock: stopped; the next run goes on from here", file=sys.stderr)
+        raise SystemExit(STOPPED)
+
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +302,7 @@ def spark_for(name: str, master: str | None, conf: dict[str, str] | None = None)
 
 
 @contextlib.contextmanager
-def _invalid_reported() -> Iterator[None]:
+def invalid_reported() -> Iterator[None]:
     """A definition that cannot be followed: every problem on a line of its own, and status 2."""
     from penstock.pipelines.errors import InvalidDefinition
 
@@ -238,7 +321,7 @@ def _load(file: Path, trigger: str | None = None) -> Pipeline:
 
     if trigger is not None and seconds_of(trigger) is None:
         raise click.BadParameter(f"{trigger!r} is no interval: write one like '5 seconds'", param_hint="--trigger")
-    with _invalid_reported():
+    with invalid_reported():
         pipeline = load(file)
     if trigger is None:
         return pipeline
@@ -287,6 +370,26 @@ def _place(data: Path | None, url: str | None, token: str | None) -> Where:
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN"))
 
 
+def _part(
+    since: datetime | None, until: datetime | None, starting: str | None, ending: str | None, once: bool
+) -> Range | None:
+    """The range of a backfill."""
+    from penstock.pipelines.backfill import range_of
+
+    try:
+        part = range_of(in_utc(since), in_utc(until), starting, ending)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if part is not None and not once:
+        raise click.BadParameter("a backfill ends: leave --continuous out")
+    return part
+
+
+def in_utc(at: datetime | None) -> datetime | None:
+    """A time as it was written, which is meant in UTC."""
+    return None if at is None else at.replace(tzinfo=UTC)
+
+
 def _pairs(given: list[str] | None) -> dict[str, str]:
     pairs = [each.partition("=") for each in given or ()]
     wrong = [key for key, equals, _ in pairs if not equals or not key]
@@ -313,17 +416,20 @@ def _described(pipeline: Pipeline) -> list[dict[str, Any]]:
     ]
     rows += [
         {
-            "what": f"{'table' if each.is_table else 'sink'} ({each.kind})",
+            "what": _what(pipeline, each),
             "name": each.name,
-            "reads": "" if each.input.endswith(".flow") else each.input,
+            "reads": ", ".join(pipeline.inputs_of(each.input)) if each.input.endswith(".flow") else each.input,
             "to": each.target,
         }
         for each in pipeline.outputs.values()
     ]
-    if pipeline.rejecting:
-        reads = ", ".join(view.name.removesuffix(".flow") for view in pipeline.rejecting)
-        rows.append({"what": "dead letters", "name": "rejects", "reads": reads, "to": pipeline.settings.dead_letters})
     return rows
+
+
+def _what(pipeline: Pipeline, output: Output) -> str:
+    if output.input in pipeline.views and pipeline.views[output.input].is_rejects:
+        return "dead letters"
+    return f"{'table' if output.is_table else 'sink'} ({output.kind})"
 
 
 def _source_for_people(source: dict[str, Any]) -> dict[str, Any]:

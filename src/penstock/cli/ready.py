@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
-from penstock.cli.pipelines import STOPPED, Master, spark_for
+from penstock.cli.pipelines import STOPPED, Master, in_utc, invalid_reported, run_pipeline, spark_for
 from penstock.cli.store import Token, Url
 from penstock.pipelines.ready import READY
 from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
+    from penstock.pipelines.definition import Pipeline
     from penstock.pipelines.where import Where
 
 DEFAULT_URL = "penstock://localhost:9325"
@@ -28,7 +30,7 @@ To = Annotated[str, Option("--to", help="The queue that gets the messages.", sho
 Once = Annotated[bool, Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")]
 Every = Annotated[str, Option(help="The interval of batches when continuous.")]
 Within = Annotated[str, Option(help="How far apart two messages may be.")]
-Checkpoint = Annotated[Path | None, Option(help="Where it keeps how far it is.", show_default=".penstock/NAME-FROM-TO")]
+ReadyState = Annotated[str, Option("--state", help="Where checkpoints and status are kept.")]
 
 commands = Group(help="Pipelines that need no definition.")
 
@@ -109,8 +111,8 @@ def replay(
         archive=archive,
         queue=source,
         queues=queue or (),
-        since=_in_utc(since),
-        until=_in_utc(until),
+        since=in_utc(since),
+        until=in_utc(until),
         keys=key or (),
         predicate=where,
         rate=rate,
@@ -223,7 +225,7 @@ def dedupe(
     to: To,
     by: Annotated[str, Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
     within: Within = "10 minutes",
-    checkpoint: Checkpoint = None,
+    state: ReadyState = ".penstock",
     once: Once = True,
     every: Every = "5 seconds",
     master: Master = None,
@@ -235,22 +237,8 @@ def dedupe(
 
     penstock pipeline run dedupe --from clicks --to clicks.unique --by key --within "1 hour"
     """
-    place = checkpoint or Path(".penstock") / f"dedupe-{source}-{to}"
-    done = _run(
-        "dedupe",
-        master,
-        as_json,
-        url,
-        token,
-        source,
-        to,
-        by=by,
-        within=within,
-        checkpoint=place,
-        once=once,
-        every=every,
-    )
-    _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
+    pipeline = _file(f"dedupe-{source}-{to}", "dedupe", every, {"from": source, "to": to, "by": by, "within": within})
+    run_pipeline(pipeline, _where(url, token), once, state, master, {}, as_json)
 
 
 @commands.command()
@@ -260,7 +248,7 @@ def join(
     to: To,
     on: Annotated[str, Option(help="What two messages have to agree on: key, or SQL.")] = "key",
     within: Within = "10 minutes",
-    checkpoint: Checkpoint = None,
+    state: ReadyState = ".penstock",
     once: Once = True,
     every: Every = "5 seconds",
     master: Master = None,
@@ -272,23 +260,9 @@ def join(
 
     penstock pipeline run join --left orders --right payments --to paid --within "15 minutes"
     """
-    place = checkpoint or Path(".penstock") / f"join-{left}-{right}-{to}"
-    done = _run(
-        "join",
-        master,
-        as_json,
-        url,
-        token,
-        left,
-        right,
-        to,
-        on=on,
-        within=within,
-        checkpoint=place,
-        once=once,
-        every=every,
-    )
-    _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
+    given = {"left": left, "right": right, "to": to, "on": on, "within": within}
+    pipeline = _file(f"join-{left}-{right}-{to}", "join", every, given)
+    run_pipeline(pipeline, _where(url, token), once, state, master, {}, as_json)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -299,6 +273,17 @@ def _where(url: str | None, token: str | None) -> Where:
 
     place = url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN") or None)
+
+
+def _file(name: str, ready: str, every: str, parameters: dict[str, str]) -> Pipeline:
+    """A ready pipeline that is a file, told what its flags say."""
+    from penstock.pipelines.library import PARAMETER
+    from penstock.pipelines.python_file import read_python
+
+    os.environ.update({f"{PARAMETER}{key.upper()}": value for key, value in parameters.items()})
+    with invalid_reported():
+        pipeline = read_python(READY[ready].file, name)
+    return dataclasses.replace(pipeline, settings=dataclasses.replace(pipeline.settings, trigger=every))
 
 
 def _client_url(url: str) -> str:
@@ -331,10 +316,6 @@ def _running(name: str, master: str | None, as_json: bool) -> Iterator[tuple[Any
         contextlib.closing(display_for(name, as_json=as_json)) as display,
     ):
         yield spark, display, stop
-
-
-def _in_utc(at: datetime | None) -> datetime | None:
-    return None if at is None else at.replace(tzinfo=UTC)
 
 
 def _finish(text: str, found: dict[str, Any], stopped: bool, as_json: bool) -> None:

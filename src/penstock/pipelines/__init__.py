@@ -5,6 +5,6 @@ what that lacks is here, as functions that work under `penstock pipeline run` an
 docs/pipelines.md. Nothing here loads Spark: a definition can be checked without starting it.
 """
 
-from penstock.pipelines.library import checked, lake_sink, messages, queue, queue_sink
+from penstock.pipelines.library import checked, lake_sink, messages, parameter, queue, queue_sink
 
-__all__ = ["checked", "lake_sink", "messages", "queue", "queue_sink"]
+__all__ = ["checked", "lake_sink", "messages", "parameter", "queue", "queue_sink"]

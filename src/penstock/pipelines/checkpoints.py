@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.definition import FILES, REJECTS, Output, Pipeline
+from penstock.pipelines.definition import FILES, Output, Pipeline
 from penstock.pipelines.errors import IncompatibleCheckpoint
 from penstock.pipelines.frames import table_path
 from penstock.pipelines.locations import RemoteLock, RemotePath, is_locked, local_lock, location, remove_all
@@ -105,7 +105,7 @@ class State:
         for query, wanted in now.items():
             if (self.checkpoint(query) / "metadata").exists():
                 self._compare(query, known.get(query), wanted)
-            elif query != REJECTS:
+            else:
                 _check_fresh(pipeline, pipeline.outputs[query], self.directory)
         kept = {query: {**known.get(query, {}), **each} for query, each in now.items()}
         _write(self._signatures, known | kept)
@@ -176,8 +176,6 @@ def signature(pipeline: Pipeline, query: str) -> dict[str, Any]:
                 stateful.append(re.sub(r"\s+", " ", view.sql.strip().lower()))
         else:
             sources[name] = {"table": name}
-    if query == REJECTS:
-        return {"sources": sources, "state": sorted(stateful), "sink": {"queue": pipeline.settings.dead_letters}}
     output = pipeline.outputs[query]
     return {"sources": sources, "state": sorted(stateful), "sink": {output.kind: output.target}}
 

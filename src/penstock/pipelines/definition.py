@@ -1,12 +1,12 @@
 """What a pipeline is: a small graph, the same whether it was written in YAML or in Python.
 
     sources ──► views ──► outputs
-                 │ └────► dead letters (rows that fail parsing or a check)
                  └──────► views ...
 
 A *source* is read: queues, or files. A *view* is a named frame made of others: by SQL, by a function, or by nothing
-(then it is its input); after that its rows may be parsed and checked. An *output* takes what one view gives. Every
-output is one streaming query of its own. An output that is a *table* can be read by its name again, from its files.
+(then it is its input); after that its rows may be parsed and checked. Those that fail are a view of their own. An
+*output* takes what one view gives. Every output is one streaming query of its own. An output that is a *table* can be
+read by its name again, from its files.
 
 `load` reads a file and checks the graph. No Spark is needed for that.
 """
@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem
 from penstock.pipelines.locations import path_problem, scheme_of
+
+if TYPE_CHECKING:
+    from penstock.pipelines.backfill import Range
 
 QUEUE, FILES = "queue", "files"
 OUTPUT_KINDS = ("queue", "parquet", "delta", "iceberg", "console")
@@ -31,8 +34,6 @@ FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 PARSE_FORMATS = ("json", "csv", "text")
 MATERIALIZED = "materialized"
 """The kind of an output that is no stream: a table that is computed as a whole."""
-REJECTS = "rejects"
-"""The name of the query that sends dead letters."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 PIPELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _TRIGGER = re.compile(r"(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\Z")
@@ -92,6 +93,8 @@ class View:
     checks: tuple[Check, ...] = ()
     watermark: tuple[str, str] | None = None
     """A column of times, and how late a row may come: what groups and joins wait for."""
+    is_rejects: bool = False
+    """Its rows are the dead letters of its input, which parses or checks."""
 
     @property
     def rejects(self) -> bool:
@@ -131,6 +134,8 @@ class Settings:
     state: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
+    part: Range | None = None
+    """A backfill: only this part of the queues is read."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +150,9 @@ class Pipeline:
     settings: Settings = Settings()
 
     @property
-    def rejecting(self) -> list[View]:
-        """The views that may send dead letters, if they are used at all."""
-        used = {name for output in self.outputs.values() for name in self.upstream(output.input)}
-        return [view for view in self.views.values() if view.rejects and view.name in used]
-
-    @property
     def queries(self) -> list[str]:
-        """The names of the streaming queries: one for each output, and one for all dead letters."""
-        return [*self.outputs, *([REJECTS] if self.rejecting else [])]
+        """The names of the streaming queries: one for each output."""
+        return list(self.outputs)
 
     def inputs_of(self, name: str) -> tuple[str, ...]:
         """What a node is made of. A table is read from its files, so nothing is behind it here."""
@@ -172,8 +171,7 @@ class Pipeline:
 
     def of_query(self, query: str) -> list[str]:
         """All nodes that a query is made of."""
-        starts = [view.name for view in self.rejecting] if query == REJECTS else [self.outputs[query].input]
-        return list(dict.fromkeys(name for start in starts for name in self.upstream(start)))
+        return self.upstream(self.outputs[query].input)
 
 
 def load(file: Path) -> Pipeline:
@@ -260,8 +258,6 @@ def _name_problems(pipeline: Pipeline) -> Iterable[Problem]:
             yield Problem(
                 node.at, f"{node.name!r} cannot be a name here: use letters, digits and underscores, as in SQL"
             )
-        if node.name == REJECTS:
-            yield Problem(node.at, f"the name {REJECTS!r} is taken: the query that sends dead letters has it")
     for name in set(pipeline.sources) & set(pipeline.views):
         yield Problem(pipeline.views[name].at, f"there is a source and a step called {name!r}: rename one")
     if not pipeline.outputs:
@@ -316,11 +312,6 @@ def _setting_problems(pipeline: Pipeline) -> Iterable[Problem]:
         yield Problem(Place(file, key="data"), "data is a directory of this machine; a server has an url")
     if settings.url is not None and settings.data is not None:
         yield Problem(Place(file, key="url"), "url and data contradict each other: give one of them")
-    if pipeline.rejecting and settings.dead_letters is None:
-        first = pipeline.rejecting[0]
-        yield Problem(
-            first.at, "rows may fail here, and nothing says where they go: set dead_letters to a queue's name"
-        )
     if settings.dead_letters is not None:
         yield from _option_problems(Place(file, key="dead_letters"), {"topic": settings.dead_letters}, is_source=False)
 

@@ -15,7 +15,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.definition import MATERIALIZED, QUEUE, REJECTS, Output, Pipeline, Source, View
+from penstock.pipelines.definition import MATERIALIZED, QUEUE, Output, Pipeline, Source, View
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem, missing_connector, reason_of
 from penstock.pipelines.library import (
     MESSAGE,
@@ -50,7 +50,7 @@ class Frames:
     @property
     def tables(self) -> set[str]:
         """The tables of the pipeline that the query reads."""
-        return {name for name in self._made if name in self._pipeline.outputs}
+        return {name for name in self._made if name in self._pipeline.outputs and name not in self._pipeline.views}
 
     def make(self) -> Any:
         """What the query writes."""
@@ -71,21 +71,12 @@ class Frames:
                 self._spark.sql(f"drop table if exists `{output.name}`")
 
     def _make_all(self) -> Any:
-        pipeline = self._pipeline
-        if self._query != REJECTS:
-            output = pipeline.outputs[self._query]
-            frame = self._node(output.input, output.at)
-            if frame.isStreaming == (output.kind == MATERIALIZED):
-                wanted = (
-                    "a stream, and a materialized view is none" if frame.isStreaming else "no stream: it reads none"
-                )
-                raise _invalid(output.at, f"what goes to {output.name!r} is {wanted}")
-            return frame
-        letters = []
-        for view in pipeline.rejecting:
-            self._node(view.name, view.at)
-            letters.append(self._letters[view.name]())
-        return reduce(lambda one, other: one.unionByName(other), letters)
+        output = self._pipeline.outputs[self._query]
+        frame = self._node(output.input, output.at)
+        if frame.isStreaming == (output.kind == MATERIALIZED):
+            wanted = "a stream, and a materialized view is none" if frame.isStreaming else "no stream: it reads none"
+            raise _invalid(output.at, f"what goes to {output.name!r} is {wanted}")
+        return frame
 
     # -- nodes --
 
@@ -119,6 +110,8 @@ class Frames:
 
     def _view(self, view: View) -> Any:
         inputs = [self._node(name, view.at) for name in view.inputs]
+        if view.is_rejects:
+            return self._letters[view.inputs[0]]()
         while True:
             try:
                 frame = self._rows(view, inputs)
@@ -161,9 +154,12 @@ class Frames:
 
     def _read_queue(self, name: str, options: Mapping[str, str]) -> Any:
         channel = {} if self._where.url is None else {"channel": self._channel(name)}
-        given = {**self._where.options(), **channel, **source_options(options)}
+        part = self._pipeline.settings.part
+        wanted = source_options(options) if part is None else part.options(source_options(options))
+        given = {**self._where.options(), **channel, **wanted}
         self.subscribed.add(str(options.get("subscribe") or options.get("subscribePattern") or ""))
-        return self._spark.readStream.format("penstock").options(**given).load()
+        frame = self._spark.readStream.format("penstock").options(**given).load()
+        return frame if part is None else part.cut(frame)
 
     def _channel(self, name: str) -> str:
         """Named after pipeline, query and source; a second stream of the same gets a number."""

@@ -23,7 +23,8 @@ from penstock.pipelines.locations import RemotePath, iceberg_options, lake_optio
 from penstock.spark.errors import InvalidOption
 
 _QUERY, _BATCH = "penstock.query", "penstock.batch"
-_OPTIONS = ("format", "path", "table", "catalog", "partition_by", "conf", "checkpointlocation")
+_OPTIONS = ("format", "path", "table", "catalog", "partition_by", "conf")
+_SPARKS_OWN = ("checkpointlocation", "queryname", "name")
 
 
 class LakeDataSource(DataSource):
@@ -52,7 +53,7 @@ class LakeWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
-        unknown = [name for name in self._options if name not in _OPTIONS]
+        unknown = [name for name in self._options if name not in (*_OPTIONS, *_SPARKS_OWN)]
         if unknown or self._options.get("format") not in ("delta", "iceberg") or not self._options.get("path"):
             told = f"there is no option {unknown[0]!r}" if unknown else "give format (delta or iceberg) and path"
             raise InvalidOption(f"penstock_lake: {told}; there are: {', '.join(_OPTIONS[:5])}")

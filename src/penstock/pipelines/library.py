@@ -22,6 +22,7 @@ from penstock.pipelines.definition import PARSE_FORMATS
 from penstock.pipelines.where import http_url
 
 MESSAGE = "_message"
+PARAMETER = "PENSTOCK_PARAMETER_"
 REASON = "_penstock_reason"
 REJECTS_METRICS = "penstock rejects of "
 """The name of the counts that Spark observes, before the step's."""
@@ -66,6 +67,18 @@ def queue(*names: str, **options: Any) -> Any:
 
     settings = {**_server(), **source_options(given), "groupIdPrefix": "pipeline"}
     return SparkSession.active().readStream.format("penstock").options(**settings).load()
+
+
+def parameter(name: str, default: str | None = None) -> str:
+    """What a pipeline is told from outside: of a ready one its flags, else `PENSTOCK_PARAMETER_<NAME>`.
+
+    >>> parameter("within", "10 minutes")
+    '10 minutes'
+    """
+    given = os.environ.get(f"{PARAMETER}{name.upper()}", default)
+    if given is None:
+        raise ValueError(f"it needs a parameter {name!r}: set {PARAMETER}{name.upper()}")
+    return given
 
 
 def queue_sink(topic: str | None = None, **options: str) -> dict[str, str]:

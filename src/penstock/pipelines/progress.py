@@ -56,7 +56,10 @@ class Batch:
             for reason, rows in counts.items()
             if rows
         }
-        return cls(report["batchId"], report["timestamp"], report["numInputRows"], seconds, lag, rejects)
+        rows = report.get("numInputRows")  # which Spark Connect says for each source only
+        if rows is None:
+            rows = sum(int(source.get("numInputRows") or 0) for source in report.get("sources", ()))
+        return cls(report["batchId"], report["timestamp"], rows, seconds, lag, rejects)
 
 
 def _offsets(found: Any) -> dict[str, int]:

@@ -64,9 +64,9 @@ class _Spark:
         return getattr(SparkSession.active(), name)
 
 
-def read_python(file: Path) -> Pipeline:
+def read_python(file: Path, name: str | None = None) -> Pipeline:
     """Run a file, and make a pipeline of what it has registered."""
-    return _pipeline([file], re.sub(r"[^A-Za-z0-9_-]", "-", file.stem), file, Settings())
+    return _pipeline([file], re.sub(r"[^A-Za-z0-9_-]", "-", name or file.stem)[:64], file, Settings())
 
 
 def read_spec(file: Path) -> Pipeline:
@@ -131,7 +131,7 @@ def _pipeline(files: list[Path], name: str, file: Path, settings: Settings) -> P
                 _run(each)
     finally:
         running.reset(token)
-    return checked(registry.pipeline(name, file, settings), registry.problems)
+    return checked(_graph(registry, name, file, settings), registry.problems)
 
 
 def _registry() -> Any:
@@ -162,59 +162,63 @@ def _registry() -> Any:
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             raise AssertionError("SQL files were refused")
 
-        def pipeline(self, name: str, file: Path, settings: Settings) -> Pipeline:
-            views: dict[str, View] = {}
-            made: dict[str, Output] = {}
-            for flow in self.flows.values():
-                target = self.outputs.get(flow.target)
-                if target is None:
-                    told = f"there is no table or sink {flow.target!r}{meant(flow.target, self.outputs)}"
-                    self.problems.append(Problem(_place(flow), told))
-                    continue
-                is_view = isinstance(target, outputs.TemporaryView)
-                view = flow.name if is_view else f"{flow.name}.flow"
-                views[view] = View(
-                    view, _place(flow), (), "", Function(f"{flow.func.__module__}:{flow.name}", flow.func)
-                )
-                if not is_view:
-                    made |= self._output(target, flow, view, views, made)
-            fed = {flow.target for flow in self.flows.values()}
-            for each in self.outputs.values():
-                if each.name not in fed:
-                    self.problems.append(Problem(_place(each), f"nothing goes to {each.name!r}: add a flow"))
-            if not self.outputs:
-                self.problems.append(Problem(Place(str(file)), "registers nothing with pyspark.pipelines"))
-            return Pipeline(name, file, {}, views, made, settings)
-
-        def _output(
-            self, target: Any, flow: Flow, view: str, views: dict[str, View], made: dict[str, Output]
-        ) -> dict[str, Output]:
-            at, conf = _place(target), dict(flow.spark_conf)
-            if isinstance(target, outputs.Sink):
-                options = dict(target.options)
-                kind = {"penstock": "queue", "penstock_lake": options.get("format", "delta")}.get(
-                    target.format, target.format
-                )
-                if target.format == "penstock_lake":
-                    options.pop("format", None)
-                place = options.pop("topic" if kind == "queue" else "path", "")
-                partition_by = tuple(each for each in options.pop("partition_by", "").split(",") if each)
-                return {flow.name: Output(flow.name, _place(flow), view, kind, place, options, partition_by, conf=conf)}
-            if target.name in made:  # one query writes a table: its flows are put together
-                others = made[target.name].input
-                both = f"{others.removesuffix('.flow')}.{flow.name}.flow"
-                views[both] = View(both, at, (others, view))
-                view = both
-            kind = target.format or "parquet"
-            if isinstance(target, outputs.MaterializedView):
-                kind = MATERIALIZED
-            elif kind not in ("parquet", "delta"):
-                self.problems.append(Problem(at, f"a table is stored as parquet or delta, not as {kind}"))
-            columns = tuple(target.partition_cols or ())
-            own = f"tables/{target.name}"
-            return {target.name: Output(target.name, at, view, kind, own, {}, columns, is_table=True, conf=conf)}
-
     return Registry()
+
+
+def _graph(registry: Any, name: str, file: Path, settings: Settings) -> Pipeline:
+    """What was registered, as a pipeline; what is wrong with it is added to the registry's problems."""
+    from pyspark.pipelines.output import TemporaryView
+
+    views: dict[str, View] = {}
+    made: dict[str, Output] = {}
+    for flow in registry.flows.values():
+        target = registry.outputs.get(flow.target)
+        if target is None:
+            told = f"there is no table or sink {flow.target!r}{meant(flow.target, registry.outputs)}"
+            registry.problems.append(Problem(_place(flow), told))
+            continue
+        is_view = isinstance(target, TemporaryView)
+        view = flow.name if is_view else f"{flow.name}.flow"
+        views[view] = View(view, _place(flow), (), "", Function(f"{flow.func.__module__}:{flow.name}", flow.func))
+        if not is_view:
+            made |= _output(registry, target, flow, view, views, made)
+    fed = {flow.target for flow in registry.flows.values()}
+    for each in registry.outputs.values():
+        if each.name not in fed:
+            registry.problems.append(Problem(_place(each), f"nothing goes to {each.name!r}: add a flow"))
+    if not registry.outputs:
+        registry.problems.append(Problem(Place(str(file)), "registers nothing with pyspark.pipelines"))
+    return Pipeline(name, file, {}, views, made, settings)
+
+
+def _output(
+    registry: Any, target: Any, flow: Flow, view: str, views: dict[str, View], made: dict[str, Output]
+) -> dict[str, Output]:
+    """What a flow goes to."""
+    from pyspark.pipelines import output as outputs
+
+    at, conf = _place(target), dict(flow.spark_conf)
+    if isinstance(target, outputs.Sink):
+        options = dict(target.options)
+        kind = {"penstock": "queue", "penstock_lake": options.get("format", "delta")}.get(target.format, target.format)
+        if target.format == "penstock_lake":
+            options.pop("format", None)
+        place = options.pop("topic" if kind == "queue" else "path", "")
+        partition_by = tuple(each for each in options.pop("partition_by", "").split(",") if each)
+        return {flow.name: Output(flow.name, _place(flow), view, kind, place, options, partition_by, conf=conf)}
+    if target.name in made:  # one query writes a table: its flows are put together
+        others = made[target.name].input
+        both = f"{others.removesuffix('.flow')}.{flow.name}.flow"
+        views[both] = View(both, at, (others, view))
+        view = both
+    kind = target.format or "parquet"
+    if isinstance(target, outputs.MaterializedView):
+        kind = MATERIALIZED
+    elif kind not in ("parquet", "delta"):
+        registry.problems.append(Problem(at, f"a table is stored as parquet or delta, not as {kind}"))
+    columns = tuple(target.partition_cols or ())
+    own = f"tables/{target.name}"
+    return {target.name: Output(target.name, at, view, kind, own, {}, columns, is_table=True, conf=conf)}
 
 
 def _place(element: Any) -> Place:

@@ -1,4 +1,4 @@
-"""Running a pipeline: one streaming query for each sink, and one for dead letters, watched over until the end.
+"""Running a pipeline: one streaming query for each sink, and for each step with dead letters, until the end.
 
 `once` reads what is there and ends: queries run in stages, so that who reads a table finds it written. Without it, all
 run until they are told to stop.
@@ -17,6 +17,8 @@ import contextlib
 import json
 import os
 import random
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +28,12 @@ from typing import Any
 
 from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State, last_number
-from penstock.pipelines.definition import MATERIALIZED, REJECTS, Pipeline, seconds_of
-from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Problem, reason_of
-from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, table_path, writer_of
+from penstock.pipelines.definition import MATERIALIZED, Pipeline, seconds_of
+from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Place, Problem, reason_of
+from penstock.pipelines.frames import Frames, check_partition_columns, table_path, writer_of
 from penstock.pipelines.locations import RemotePath
 from penstock.pipelines.progress import Batch, Display, QueryProgress
+from penstock.pipelines.reports import Reports
 from penstock.pipelines.where import Where
 
 LOOK_S = 0.1
@@ -82,6 +85,8 @@ class Runner:
         self._status_due_s = 0.0
         self._writers: dict[str, Any] = {}
         self._is_run = False
+        self._reports = Reports(self.where, self.display.note)
+        self._subscribed: set[str] = set()
         self._reads: dict[str, set[str]] = {}
         """For each query, the tables of the pipeline that it reads."""
 
@@ -91,11 +96,14 @@ class Runner:
         self._is_run = True
         try:
             self._writers = {name: self._writer(name) for name in self._queries}
+            self._check_part()
             outcome = Outcome(DONE)
             for stage in self._stages() if self.once else [list(self._queries)]:
                 outcome = self._run_stage([self._queries[name] for name in stage])
                 if outcome.state != DONE:
                     break
+            self._say(outcome.state, outcome.reason)
+            return outcome
         except InvalidDefinition as error:
             self._say(FAILED, str(error))
             raise
@@ -107,8 +115,17 @@ class Runner:
                 if each.handle is not None:
                     with contextlib.suppress(Exception):
                         each.handle.stop()
-        self._say(outcome.state, outcome.reason)
-        return outcome
+            self._reports.close()
+
+    def _check_part(self) -> None:
+        """A queue that is misspelt in a backfill would be read as a whole."""
+        part = self.pipeline.settings.part
+        unread = (
+            set() if part is None else part.queues - {name for each in self._subscribed for name in each.split(",")}
+        )
+        if unread and not any(re.fullmatch(each, name) for each in self._subscribed for name in unread):
+            told = f"the backfill names {', '.join(sorted(unread))}, which nothing reads here"
+            raise InvalidDefinition([Problem(Place(str(self.pipeline.file)), told)])
 
     def _stages(self) -> list[list[str]]:
         """The queries in an order in which each finds the tables that it reads already written."""
@@ -159,15 +176,13 @@ class Runner:
         frames = Frames(self.spark, self.pipeline, self.where, self.state.directory, name)
         frame = frames.make()
         self._reads[name] = frames.tables
+        self._subscribed |= frames.subscribed
         checkpoint = self.state.checkpoint(name)
-        if name == REJECTS:
-            writer = queue_writer(frame, self.pipeline.settings.dead_letters or "", {}, self.where)
-        else:
-            output = self.pipeline.outputs[name]
-            check_partition_columns(frame, output)
-            if output.kind == MATERIALIZED:
-                return None
-            writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory)
+        output = self.pipeline.outputs[name]
+        check_partition_columns(frame, output)
+        if output.kind == MATERIALIZED:
+            return None
+        writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory)
         if self._is_run:
             self.state.accept_queues(name, frames.subscribed)
         writer = writer.queryName(f"{self.pipeline.name}.{name}").option("checkpointLocation", str(checkpoint))
@@ -199,14 +214,12 @@ class Runner:
         if writer is None:
             self._materialize(running)
             return
-        output = self.pipeline.outputs.get(running.progress.name)
+        output = self.pipeline.outputs[running.progress.name]
         try:
-            with _set(self.spark, {} if output is None else output.conf):
+            with _set(self.spark, output.conf):
                 running.handle = writer.start()
         except Exception as error:
-            name = running.progress.name
-            at = self.pipeline.outputs[name].at if name != REJECTS else self.pipeline.rejecting[0].at
-            raise InvalidDefinition([Problem(at, reason_of(error))]) from error
+            raise InvalidDefinition([Problem(output.at, reason_of(error))]) from error
 
     def _look_at(self, running: _Running) -> Outcome | None:
         """Take up what is new of a query; an outcome if the pipeline has failed with it."""
@@ -286,19 +299,20 @@ class Runner:
 
     def _say(self, state: str, reason: str = "") -> None:
         self._status_due_s = time.monotonic() + STATUS_S
-        self.state.write_status(
-            {
-                "pipeline": self.pipeline.name,
-                "file": str(self.pipeline.file),
-                "state": state,
-                "reason": reason,
-                "mode": "once" if self.once else "continuous",
-                "pid": os.getpid(),
-                "started_at": self._started_at,
-                "updated_at": time.time(),
-                "queries": [each.progress.status() for each in self._queries.values()],
-            }
-        )
+        status = {
+            "pipeline": self.pipeline.name,
+            "file": str(self.pipeline.file),
+            "host": socket.gethostname(),
+            "state": state,
+            "reason": reason,
+            "mode": "once" if self.once else "continuous",
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "updated_at": time.time(),
+            "queries": [each.progress.status() for each in self._queries.values()],
+        }
+        self.state.write_status(status)
+        self._reports.tell(status)
         self.display.refresh([each.progress for each in self._queries.values()])
 
 

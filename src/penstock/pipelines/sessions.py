@@ -98,14 +98,20 @@ appender.file.strategy.max = 3
 def start_session(
     name: str, directory: Path, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Any:
-    """Start Spark; what it has to say goes to `spark.log` in the directory."""
+    """Start Spark; what it has to say goes to `spark.log` in the directory.
+
+    Under `spark-submit`, the session is the one that was submitted, with its master. `sc://host:15002` is a server of
+    Spark Connect, whose Python and executors have Penstock themselves.
+    """
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:
         raise SparkMissing("this needs Spark: pip install 'penstock[spark]'") from None
     directory.mkdir(parents=True, exist_ok=True)
     given = dict(conf or {})
-    chosen = master or given.pop("spark.master", None) or "local[*]"
+    chosen = master or given.pop("spark.master", None) or _submitted_master() or "local[*]"
+    if chosen.startswith("sc://"):
+        return _connected(SparkSession.builder.remote(chosen), given)
     os.environ.setdefault("PYSPARK_PYTHON", worker_python() if chosen.startswith("local[") else sys.executable)
     settings = {**_settings(directory, chosen), **spark_settings(), **given}
     if chosen.startswith("local"):
@@ -122,6 +128,26 @@ def start_session(
     if not chosen.startswith("local["):
         ship(spark)
     ready_for_several(spark)
+    return spark
+
+
+def _submitted_master() -> str | None:
+    """The master that `spark-submit` was told, if it has started this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf
+
+    return SparkConf().get("spark.master")
+
+
+def _connected(builder: Any, conf: Mapping[str, str]) -> Any:
+    """A session of a Spark Connect server. Settings that a session cannot change are the server's."""
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise SparkMissing(f"no Spark Connect server: {str(error).splitlines()[0]}") from error
+    for key, value in {"spark.sql.session.timeZone": "UTC", **conf}.items():
+        spark.conf.set(key, value)
     return spark
 
 

@@ -221,7 +221,9 @@ class _Definition:
         sources = self._sources()
         steps = self._steps(list(sources))
         last = next(reversed(steps), next(iter(sources), ""))
-        made = Pipeline(name, self._file, sources, steps, self._sinks(last), self._settings())
+        outputs, settings = self._sinks(last), self._settings()
+        self._add_dead_letters(steps, outputs, settings.dead_letters)
+        made = Pipeline(name, self._file, sources, steps, outputs, settings)
         if self._problems:
             raise InvalidDefinition(self._problems)
         return checked(made)
@@ -362,6 +364,20 @@ class _Definition:
             keys.wrong("checks", "must be conditions in SQL, by name: amount is positive: amount > 0")
             return ()
         return tuple(Check(name, condition) for name, condition in plain.items())
+
+    def _add_dead_letters(self, steps: dict[str, View], outputs: dict[str, Output], queue: str | None) -> None:
+        """What `@checked` does in Python: for each step that rows may fail, a flow of these rows to a queue."""
+        for step in [each for each in steps.values() if each.rejects]:
+            name = f"{step.name}_rejects"
+            if queue is None:
+                told = "rows may fail here, and nothing says where they go: set dead_letters to a queue's name"
+                self._problems.append(Problem(step.at, told))
+            elif name in outputs:
+                told = f"{name!r} is the name of the query that sends the dead letters of {step.name!r}: rename it"
+                self._problems.append(Problem(outputs[name].at, told))
+            else:
+                steps[f"{name}.flow"] = View(f"{name}.flow", step.at, (step.name,), is_rejects=True)
+                outputs[name] = Output(name, step.at, f"{name}.flow", "queue", queue)
 
     # -- sinks --
 

@@ -8,6 +8,8 @@ belongs, once.
     replay    every message of an archive in another queue once
     redrive   every dead letter back in its queue once, and none left
     rollup    as many messages counted as were sent (its server is not killed: it may lose its last events)
+    file      a pipeline of one's own, checks and three sinks, on two executors: every row in each sink, or in the dead
+              letters, once. SIGKILL hits the driver alone, the JVM alone, an executor, the server, or all but that
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Trial:
     """One pipeline, its command line, and what is expected of it."""
 
     name = ""
-    kills_server = True
+    victims: tuple[str, ...] = ("pipeline", "pipeline", "server")
+    """What SIGKILL hits, one of them at a time."""
 
     def __init__(self, directory: Path, server: Server, messages: int) -> None:
         self.directory = directory
@@ -62,7 +65,7 @@ class Trial:
         """Make what it works on."""
 
     def arguments(self) -> list[str]:
-        """After `penstock pipeline run NAME`."""
+        """After `penstock pipeline run`, but for the server."""
         raise NotImplementedError
 
     def progress(self) -> object:
@@ -86,10 +89,14 @@ class Trial:
 
     def numbers(self, queue: str) -> list[int]:
         """Every message that was ever sent to a queue of which nothing was acknowledged."""
+        return [int(body) for body in self.bodies(queue)]
+
+    def bodies(self, queue: str) -> list[bytes]:
+        """Their bodies."""
         with contextlib.closing(ServerPlace(Where(url=self.url))) as place:
             end = place.find([queue])[Part(queue, 0)].end
             batches = place.batches(Range(queue, 0, end, 0), BASE_COLUMNS)
-            return [int(value) for batch in batches for value in batch["value"].to_pylist()]
+            return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
 class Archive(Trial):
@@ -104,7 +111,7 @@ class Archive(Trial):
         self.sent += self.messages
 
     def arguments(self) -> list[str]:
-        return ["--queue", "in", "--path", "archive", "--batch", str(max(1, self.messages // 10))]
+        return [self.name, "--queue", "in", "--path", "archive", "--batch", str(max(1, self.messages // 10))]
 
     def progress(self) -> object:
         return len(Landing(self.directory / "archive").files())
@@ -122,7 +129,17 @@ class Replay(Trial):
         self.send("history", 0, self.messages)
 
     def arguments(self) -> list[str]:
-        return ["--from", "history", "--to", "out", "--state", "state.json", "--rate", str(max(1, self.messages // 60))]
+        return [
+            self.name,
+            "--from",
+            "history",
+            "--to",
+            "out",
+            "--state",
+            "state.json",
+            "--rate",
+            str(max(1, self.messages // 60)),
+        ]
 
     def progress(self) -> object:
         state = self.directory / "state.json"
@@ -143,7 +160,7 @@ class Redrive(Trial):
                 ps.queue("in").release([message.receipt for message in taken], error="no")
 
     def arguments(self) -> list[str]:
-        return ["--queue", "in.dead", "--send", "--rate", str(max(1, self.messages // 60))]
+        return [self.name, "--queue", "in.dead", "--send", "--rate", str(max(1, self.messages // 60))]
 
     def progress(self) -> object:
         with contextlib.closing(Connection(Where(url=self.url))) as connection:
@@ -162,7 +179,7 @@ class Redrive(Trial):
 
 class Rollup(Trial):
     name = "rollup"
-    kills_server = False
+    victims = ("pipeline",)
 
     def prepare(self) -> None:
         self.sent = 0
@@ -184,7 +201,7 @@ class Rollup(Trial):
         return sum(each["count"] for each in events if each.get("queue") == "in" and each["what"] == "sent")
 
     def arguments(self) -> list[str]:
-        return ["--table", "metrics", "--window", "1 second", "--report", "report.html"]
+        return [self.name, "--table", "metrics", "--window", "1 second", "--report", "report.html"]
 
     def progress(self) -> object:
         return sum(1 for _ in (self.directory / "metrics").rglob("*"))
@@ -198,7 +215,58 @@ class Rollup(Trial):
         assert found == self.sent, f"{found} messages were counted, and {self.sent} were sent"
 
 
-TRIALS: dict[str, type[Trial]] = {each.name: each for each in (Archive, Replay, Redrive, Rollup)}
+class OfOnesOwn(Trial):
+    name = "file"
+    victims = ("executor", "server", "jvm", "driver", "pipeline")
+
+    def prepare(self) -> None:
+        (self.directory / "orders.yaml").write_text(
+            f"""
+            name: orders
+            dead_letters: out.dead
+            source: {{queue: in, options: {{maxOffsetsPerTrigger: {max(1, self.messages // 200)}}}}}
+            restart: {{times: 20, pause_s: 0.5, pause_s_max: 2}}
+            steps:
+              - {{name: numbers, parse: csv, schema: n bigint, checks: {{no tenth: n % 10 <> 0}}}}
+            sinks:
+              - {{name: to_queue, queue: out}}
+              - {{name: to_files, parquet: files}}
+              - {{name: to_lake, delta: lake}}
+            """
+        )
+        for low in range(0, self.messages, 10_000):
+            self.send("in", low, min(low + 10_000, self.messages))
+
+    def arguments(self) -> list[str]:
+        conf = ("spark.driver.memory=700m", "spark.executor.memory=512m", "spark.sql.shuffle.partitions=2")
+        given = [word for each in conf for word in ("--conf", each)]
+        return ["orders.yaml", "--master", "local-cluster[2,1,512]", *given]
+
+    def progress(self) -> object:
+        commits = (self.directory / ".penstock" / "orders" / "checkpoints").glob("*/commits/*")
+        return len([each for each in commits if each.name.isdigit()])
+
+    def check(self) -> None:
+        import deltalake
+
+        good = [n for n in range(self.messages) if n % 10]
+        expected = Counter(good)
+        log = self.directory / "files" / "_spark_metadata"
+        named = {
+            json.loads(line)["path"].removeprefix("file://")
+            for each in log.iterdir()
+            if not each.name.startswith(".")
+            for line in each.read_text().splitlines()[1:]
+        }
+        assert Counter(n for file in named for n in pq.read_table(file)["n"].to_pylist()) == expected, "files"
+        lake = deltalake.DeltaTable(str(self.directory / "lake")).to_pyarrow_table()
+        assert Counter(lake["n"].to_pylist()) == expected, "lake"
+        assert Counter(json.loads(body)["n"] for body in self.bodies("out")) == expected, "queue"
+        bad = Counter(range(0, self.messages, 10))
+        assert Counter(int(body) for body in self.bodies("out.dead")) == bad, "dead letters"
+
+
+TRIALS: dict[str, type[Trial]] = {each.name: each for each in (Archive, Replay, Redrive, Rollup, OfOnesOwn)}
 
 
 def each_once(found: list[int], count: int) -> None:
@@ -215,7 +283,7 @@ class Run:
 
     def __init__(self, trial: Trial) -> None:
         self._log_path = trial.directory / "run.log"
-        command = [sys.executable, "-m", "penstock", "pipeline", "run", trial.name, *trial.arguments()]
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", *trial.arguments()]
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--url", trial.url],
@@ -225,6 +293,25 @@ class Run:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def processes(self, what: str) -> list[int]:
+        """Some of its processes: they are all in one session, whatever their parents are."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, ValueError):
+                if os.getsid(int(each.name)) == self.process.pid:
+                    command = (each / "cmdline").read_bytes()
+                    is_executor = b"CoarseGrainedExecutorBackend" in command
+                    kind = (
+                        "executor"
+                        if is_executor
+                        else "jvm"
+                        if b"org.apache.spark.deploy.SparkSubmit" in command
+                        else ""
+                    )
+                    if what == kind or (what == "driver" and int(each.name) == self.process.pid):
+                        found.append(int(each.name))
+        return found
 
     def kill(self) -> None:
         """Driver, JVM, workers, at once."""
@@ -247,21 +334,31 @@ def running(trial: Trial) -> Iterator[Run]:
         run.kill()
 
 
-def kill_once(trial: Trial, victim: str, chance: random.Random) -> bool:
-    """One run, and one kill. False if the run was done before it was hit."""
+SURVIVED = ("server", "executor")
+"""What a run goes on without."""
+
+
+def kill_once(trial: Trial, run: Run, victim: str, chance: random.Random) -> bool:
+    """One kill in a run. False if the run was done before it was hit."""
     before = trial.progress()
-    with running(trial) as run:
-        if chance.random() < 0.8:  # the others are hit wherever they are
-            until(lambda: run.process.poll() is not None or trial.progress() != before, PATIENCE_S)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.process.wait(chance.uniform(0.0, 4.0))
+    if chance.random() < 0.8:  # the others are hit wherever they are
+        until(lambda: run.process.poll() is not None or trial.progress() != before, PATIENCE_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(chance.uniform(0.0, 4.0))
+        return False
+    if victim == "pipeline":
+        run.kill()
+    elif victim == "server":
+        trial.server.kill()
+        trial.server.start()
+    else:
+        there = run.processes(victim)
+        if not there:
             return False
-        if victim == "server":
-            trial.server.kill()
-            trial.server.start()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.wait(chance.uniform(0.0, 10.0))
-        return True
+        os.kill(chance.choice(there), signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(chance.uniform(0.0, 10.0))
+    return True
 
 
 def complete(trial: Trial) -> None:
@@ -283,17 +380,26 @@ def soak(name: str, directory: Path, *, kills: int, messages: int, chance: rando
     config.write_text("[events]\nenabled = true\nflush_s = 0.1\n")
     server = Server(home, "--config", str(config)).start()
     hits = 0
+    run: Run | None = None
     try:
         trial = TRIALS[name](directory, server, messages)
         trial.prepare()
-        for _ in range(kills):
-            victim = chance.choice(["pipeline", "pipeline", "server"]) if trial.kills_server else "pipeline"
-            hits += kill_once(trial, victim, chance)
+        for number in range(kills):
+            if run is None or run.process.poll() is not None:
+                run = Run(trial)
+            victim = trial.victims[number] if kills <= len(trial.victims) else chance.choice(trial.victims)
+            hits += kill_once(trial, run, victim, chance)
             print(f"{name}: {hits} hit, the last one the {victim}", flush=True)
+            if victim not in SURVIVED:
+                run.kill()
             trial.after_kill()
+        if run is not None:
+            run.kill()
         complete(trial)
         trial.check()
     finally:
+        if run is not None:
+            run.kill()
         server.kill()
     return hits
 

@@ -1,4 +1,4 @@
-"""Ready pipelines: what most people want of queues and Spark. Each is a function here, and a command.
+"""Ready pipelines: what most people want of queues and Spark. Each is a command; here is its function, or its file.
 
 `penstock pipeline run archive --help` says how to use one from the command line; docs/ready-pipelines.md describes all.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -21,6 +22,13 @@ class ReadyPipeline:
 
     name: str
     summary: str
+    is_file: bool = False
+    """It is a file in Spark's language, as users write them."""
+
+    @property
+    def file(self) -> Path:
+        """Its file."""
+        return Path(__file__).with_name(f"{self.name}.py")
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -38,8 +46,8 @@ READY: dict[str, ReadyPipeline] = {
         ReadyPipeline("redrive", "Look at dead letters, choose some by SQL, and send them back."),
         ReadyPipeline("rollup", "Count and time what happened on a server, by queue and window, from its events."),
         ReadyPipeline("report", "Draw what rollup has counted, as one HTML page. Needs no Spark."),
-        ReadyPipeline("dedupe", "Copy a queue to another one, without what came twice within some time."),
-        ReadyPipeline("join", "Join two queues within a time window into a third one."),
+        ReadyPipeline("dedupe", "Copy a queue to another one, without what came twice within some time.", True),
+        ReadyPipeline("join", "Join two queues within a time window into a third one.", True),
     )
 }
 """By name, as `penstock pipeline run NAME` takes them."""
