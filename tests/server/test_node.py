@@ -199,7 +199,7 @@ def test_health_does_not_wait_for_a_store_that_stands_still(tmp_path: Path) -> N
     async def main() -> None:
         async with running(settings_in(tmp_path)) as (node, ready):
             shard, step = node.services.shard, asyncio.get_running_loop().create_future()
-            shard._asked = step  # the last question has no answer yet
+            shard._asked = step  # type: ignore[attr-defined]  # the last question has no answer yet
             url = ready.listening["http"].url
             began_s = time.monotonic()
             asked = [asyncio.to_thread(ask, url, path) for path in ("/healthz", "/readyz", "/healthz")]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from penstock.cluster.membership.ledger import NodeRecord, Record
-from penstock.cluster.placement.kafka import kafka_controller
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.cluster.ownership.fenced import Log, Topic
 from tests.cluster.ownership.test_ownership import RETRY_TIMEOUT_S, Member
@@ -29,7 +29,7 @@ class Hundred:
             self.topic.publish(f"node/{name}", NodeRecord(incarnation="1", link="127.0.0.1:9"))
         self.topic.readers = readers
         options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
-        self.controller, self.liveness = kafka_controller(options, "n00", self.topic.ledger, 10.0, cool_down_s=0.0)
+        self.controller = kafka_controller(options, "n00", self.topic.ledger, 10.0, cool_down_s=0.0)
         self.controller._write = self._write  # type: ignore[method-assign]
         self.alive = set(self.members)
         self.decisions = 0
@@ -45,7 +45,7 @@ class Hundred:
             while not is_so():
                 now_s = time.monotonic()
                 for name in self.alive:
-                    self.liveness.heard(name, now_s)
+                    self.controller.liveness.heard(name, now_s)
                 self.controller._decide(now_s)
                 await asyncio.sleep(0.02)
 
@@ -70,7 +70,7 @@ def test_a_hundred_nodes_share_shards_and_take_over_what_dead_ones_had() -> None
             for name in killed:
                 hundred.topic.readers.remove(hundred.members[name].ownership.look)
             hundred.alive -= killed
-            hundred.liveness.dead_links = frozenset(killed)
+            hundred.controller.liveness.dead_links = frozenset(killed)
             orphans = {shard for shard in range(SHARDS) if hundred.topic.ledger.server_of(shard) in killed}
             before, decided = dict(hundred.topic.ledger.shards), hundred.decisions
             await hundred.until(hundred.is_settled)
