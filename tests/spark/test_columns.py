@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceReader, GreaterThanOrEqual, InputPartition
 
 from tests.spark.running import Queues
@@ -78,6 +80,7 @@ class Numbers(DataSource):
 
 def test_spark_gives_wrong_answers_where_a_source_in_python_lets_filters_be_pushed(spark: Any, pushing: None) -> None:
     """Why Penstock's does not. When this fails, Spark has been mended: see docs/spark.md, and push filters."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not know the tests
     spark.dataSource.register(Numbers)
     frame = spark.read.format("numbers_pushed").load()
     assert [frame.count(), frame.where("id >= 90").count()] == [100, 10]

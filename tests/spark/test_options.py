@@ -35,7 +35,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"path": "/data"}, False, "say where the queues are"),
         ({"url": "localhost:9325"}, False, "http://host:port"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
-        ({"startingOffsets": "newest"}, False, "earliest, latest or"),
+        ({"startingOffsets": "newest"}, False, "earliest, latest, latest-10 or"),
         ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
         ({"startingOffsets": '{"orders": {}}'}, False, "-2 is earliest"),
         ({"startingOffsets": '{"orders": {"0": -3}}'}, False, "-2 is earliest"),
