@@ -125,7 +125,7 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines.ready.soak --kills $(PIPELINE_KILLS)
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS)
-	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where workers
+	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where shards
 
 interop: $(INSTALLED) ## Run NSQ's own programs and Airflow's SQS triggers against Penstock (builds and fetches them: needs Go, 400 MB)
 	$(BIN)/python -m bench.nsq_tools
@@ -160,6 +160,9 @@ cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default set
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where kafka
 	$(BIN)/python -m bench.broker_loss
 	$(BIN)/python -m bench.broker_loss --how pause
+	$(BIN)/python -m bench.failover --pauses
+	$(BIN)/python -m bench.failover --how stop
+	$(BIN)/python -m tests.cluster.placement.test_balance_day
 
 clean: ## Remove .venv, caches and build output
 	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down

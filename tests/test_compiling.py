@@ -51,3 +51,16 @@ def test_no_class_that_is_not_compiled_derives_from_one_that_is() -> None:
             if isinstance(node, ast.ClassDef) and known & {ast.unparse(base) for base in node.bases}
         ]
     assert not derived
+
+
+def test_sources_that_change_meanwhile_make_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel would have the old code compiled beside the new sources."""
+    prints = iter(("before", "after", "before", "before"))
+    monkeypatch.setattr(compiler, "fingerprint", lambda: next(prints))
+    monkeypatch.setattr(compiler, "compile_in", lambda output, names: None)
+    output = ["--force", f"--output={tmp_path / 'made'}"]
+    with pytest.raises(SystemExit, match="have changed while they were compiled"):
+        compiler.main(output)
+    assert not (tmp_path / "made" / compiler.STAMP).exists()
+    compiler.main(output)
+    assert (tmp_path / "made" / compiler.STAMP).read_text() == "before"

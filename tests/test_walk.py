@@ -13,11 +13,11 @@ from penstock.server import shard
 from tools.walk import walks
 
 CALLS_MAX = {
-    "SQS SendMessage": 87,
+    "SQS SendMessage": 86,
     "SQS ReceiveMessage": 88,
     "SQS DeleteMessage": 84,
     "NSQ PUB to FIN": 207,
-    "websocket send to ack": 313,
+    "websocket send to ack": 312,
 }
 FILES_MAX = {
     "SQS SendMessage": 25,

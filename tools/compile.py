@@ -71,9 +71,12 @@ def main(arguments: list[str]) -> None:
     if not chosen.force and is_up_to_date(chosen.output):
         print(f"{chosen.output} is up to date")
         return
+    before = fingerprint()
     copy(chosen.output)
     compile_in(chosen.output, modules(chosen.output))
-    (chosen.output / STAMP).write_text(fingerprint())
+    if fingerprint() != before:
+        raise SystemExit("the sources have changed while they were compiled: compile them again")
+    (chosen.output / STAMP).write_text(before)
     print(f"compiled to {chosen.output}: put it first on PYTHONPATH to run it")
 
 

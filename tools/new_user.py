@@ -3,6 +3,7 @@
     python -m tools.new_user                      # an empty clone, and a wheel in an empty environment
     python -m tools.new_user --python python3.13  # with other Pythons; can be repeated
     python -m tools.new_user --compiled           # the wheel is the one that people get (minutes; needs a C compiler)
+    python -m tools.new_user --debian 3.14        # a Python that is not here, in a chroot of Debian (as root)
 
 By default every Python from 3.11 on that is on the PATH is tried. The clone holds what is committed. If the usual ports
 are taken, others are, and the commands are pasted with those. Prints times and sizes. The first command that does not
@@ -207,6 +208,34 @@ def try_wheel(python: str, directory: Path, title: str, *, wheel: Path | None, c
         paste(terminal, watch, activated(directory))
 
 
+DEBIAN_NEEDS = ("git", "make", "curl", "procps")
+"""What the steps and the pages call, and a slim image does not have."""
+
+
+def in_debian(version: str, arguments: Sequence[str]) -> None:
+    """Do all of it with a Python of another release of Debian: this tool, in a clone, in a chroot of that release."""
+    from tools import image
+
+    with tempfile.TemporaryDirectory(prefix="penstock-debian-") as temporary:
+        root = Path(temporary, "root")
+        run(["cp", "--archive", "--reflink=auto", image.base(f"python:{version}-slim"), root], ROOT)
+        (root / "etc/pip.conf").write_text(f"[global]\ncert = {image.AUTHORITIES}\n")
+        clone(root / "penstock")
+        steps = (
+            f"apt-get update -qq && apt-get install -qq --yes --no-install-recommends {' '.join(DEBIAN_NEEDS)}",
+            "git config --global --add safe.directory '*'",
+            "python3 -m venv /tool",
+            "/tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 msgspec",
+        )
+        environment = {**ENVIRONMENT, "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+        with image.mounted(root):
+            for step in steps:
+                run(["chroot", root, "/bin/sh", "-c", step], ROOT, environment)
+            again = f"cd /penstock && /tool/bin/python -m tools.new_user --python python3 {' '.join(arguments)}"
+            if status := subprocess.run(["chroot", root, "/bin/sh", "-c", again], env=environment).returncode:
+                sys.exit(status)
+
+
 def pythons_found() -> list[str]:
     """Of each version in `PYTHONS` one that runs, by its path: on the PATH, else one that pyenv has installed."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -226,8 +255,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", action="append", help="a Python to try; default: every one on the PATH or of pyenv")
     parser.add_argument("--from", dest="kinds", choices=("clone", "wheel"), action="append", help="default: both")
     parser.add_argument("--wheel", type=Path, help="a wheel that is there already, instead of building one")
+    parser.add_argument("--debian", metavar="VERSION", help="a Python of another release of Debian, in a chroot: 3.14")
     parser.add_argument("--compiled", action="store_true", help="build the wheel with the hot half compiled")
     chosen = parser.parse_args(arguments)
+    if chosen.debian:
+        return in_debian(chosen.debian, [f"--from={kind}" for kind in chosen.kinds or ()])
     pythons = chosen.python or pythons_found()
     for python in pythons:
         version = run([python, "--version"], ROOT).strip()

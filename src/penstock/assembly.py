@@ -17,6 +17,7 @@ from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
 from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sqs.query_wire import render_refusal
 from penstock.protocols.sqs.server import SqsFrontEnd, check_header, refuse_request
 from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
@@ -86,10 +87,16 @@ def node(chosen: Settings) -> Node:
     return made
 
 
+class AwsFrontEnd(HttpFrontEnd):
+    """SQS and SNS, to whose clients every answer has to be one of AWS's."""
+
+    render = staticmethod(render_refusal)
+
+
 def front_ends(chosen: Settings) -> list[FrontEnd]:
     """Every protocol that a node speaks."""
     return [
-        HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request, sqs_header_check),
+        AwsFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request, sqs_header_check),
         RestFrontEnd(chosen.server.http_port, __version__),
         NsqFrontEnd(chosen.server.nsq_tcp_port),
         NsqHttpFrontEnd(chosen.server.nsq_http_port),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.protocols.rest.app import RestFrontEnd
+from penstock.server.clock import Clock
 from penstock.server.node import Node
 from penstock.server.settings import parse
 
@@ -18,7 +19,8 @@ START_SECONDS_MAX = 60
 class ThreadedNode:
     """Serves a directory on a free port until it is stopped. `text` is a penstock.toml."""
 
-    def __init__(self, directory: Path, text: str = "") -> None:
+    def __init__(self, directory: Path, text: str = "", *, clock: Clock | None = None) -> None:
+        self._clock = clock
         self._settings = parse(text).with_server(data=str(directory), http_port=0)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -48,6 +50,7 @@ class ThreadedNode:
             self._loop.close()
 
     async def _serve(self) -> None:
-        async with Node(self._settings, [RestFrontEnd(0, __version__)], __version__) as ready:
+        front_ends = [RestFrontEnd(0, __version__)]
+        async with Node(self._settings, front_ends, __version__, clock=self._clock) as ready:
             self._started.set_result(ready.listening["http"].port)
             await self._stopping.wait()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from penstock.client.remote.caller import places_of
 from penstock.store.memory import MemoryStore
 from tests.client.lossy import LossyProxy
 from tests.client.serving import serve
+from tests.server.test_stood_still import started
 from tests.shards import not_for_clusters, open_shards, stepping_clock
 
 pytestmark = not_for_clusters("servers and proxies are the test's own")
@@ -158,3 +162,22 @@ def test_a_name_that_stands_for_several_machines_survives_a_dead_first_one(monke
                 await ps.create_queue("orders")
 
     run(main)
+
+
+def test_the_command_line_takes_several_servers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an option, and in the environment."""
+    node_ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
+    with started(tmp_path, "serve", "--data", str(tmp_path / "data"), *node_ports) as (_, listening):
+        both = f"127.0.0.1:{dead_port()},127.0.0.1:{listening['http']['port']}"
+
+        def ran(*arguments: str) -> str:
+            command = [sys.executable, "-m", "penstock", *arguments]
+            return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60.0).stdout
+
+        ran("send", "orders", "one", "--url", f"http://{both}")
+        kept = tmp_path / "orders.jsonl"
+        ran("export", f"http://{both}", "--output", str(kept))
+        ran("queue", "delete", "orders", "--yes", "--url", both)
+        ran("import", both, str(kept))
+        monkeypatch.setenv("PENSTOCK_URL", f"penstock://{both}")
+        assert "one" in ran("receive", "orders")

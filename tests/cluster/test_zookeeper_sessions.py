@@ -8,7 +8,7 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 import penstock
-from penstock.cluster.membership.zookeeper import ZooKeeperEngine, map_path, sessions_path
+from penstock.cluster.membership.zookeeper import ZooKeeperEngine, ZooKeeperMembership, map_path, sessions_path
 from penstock.core.commands import Receive, Send
 from penstock.store.zookeeper import connect, disconnect
 from penstock.store.zookeeper_options import ZooKeeperOptions
@@ -27,6 +27,12 @@ def commits_of(node: ThreadNode, shard: int) -> int:
     claimed = node.node.ownership.owned_shards[shard].claimed
     assert claimed is not None
     return claimed.commits
+
+
+def membership_of(node: ThreadNode) -> ZooKeeperMembership:
+    found = node.node._membership
+    assert isinstance(found, ZooKeeperMembership)
+    return found
 
 
 def queues_here(node: ThreadNode) -> set[str]:
@@ -60,6 +66,7 @@ def test_when_a_node_dies_the_leases_of_its_connections_are_free_in_one_transact
                 killed_s = time.monotonic()
                 until(lambda: a.own_shards == list(range(SHARDS)), "everything")
                 served_s = time.monotonic() - killed_s
+                until(lambda: "b" not in membership_of(a)._sessions, "the end of b's session")
                 time.sleep(0.5)
                 after = {shard: commits_of(a, shard) - before[shard] for shard in own}
                 for queue in QUEUES:

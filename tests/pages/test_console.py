@@ -141,6 +141,7 @@ def test_a_queue_shows_its_parts(browser: Browser, server: Server) -> None:
         press(page, "Create channel")
         labelled(page, "Name", "audit")
         press(page, "Create", "dialog")
+        no_dialogue(page)
         shows(page, "audit")
         press(page, "Move…")
         labelled(page, "Offset", "1")

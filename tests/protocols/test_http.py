@@ -819,6 +819,16 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
     run(main())
 
 
+def test_a_connection_that_comes_while_the_server_stops_is_told_so() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            server.http.is_draining = True
+            [(status, reason)] = responses_in(await server.talk(GET))
+            assert (status, b"being stopped" in reason) == (503, True)
+
+    run(main())
+
+
 def test_one_connection_too_many_is_told_so_and_others_go_on() -> None:
     async def main() -> None:
         async with serving(limits=HttpLimits(connections_max=2)) as server:

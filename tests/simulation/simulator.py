@@ -45,6 +45,8 @@ RECALLING_SEEDS = 4_000_000
 RESTARTING_SEEDS = 5_000_000
 """From this seed on, they may be in the broker's own process and die with it, not be heard of after a restart, and find
 that the clock went back, whatever there is."""
+STAGING_SEEDS = 6_000_000
+"""From this seed on, clients write large units of work before they commit them."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -186,6 +188,8 @@ class Simulator:
         return DiskEngine(self.rng) if self.rng.random() < 0.5 else MemoryEngine()
 
     def _draw_workload(self) -> Workload:
+        if self.seed >= STAGING_SEEDS:
+            return Workload(self.rng, stages=True)
         if self.seed >= WHOLE_SEEDS:
             recalls = self.seed >= RECALLING_SEEDS
             return WholeWorkload(self.rng, pushes=True, repeats=self.rng.random() < 0.25, recalls=recalls)
@@ -216,7 +220,8 @@ class Simulator:
 
     def _plan_fault(self) -> None:
         """Steps until the next fault, and until the model is to be saved because of it."""
-        self.fault_in = self.rng.choice([1, 2, 5, 12, 30] if self.seed < RECALLING_SEEDS else [1, 2, 3, 5, 8])
+        often = RECALLING_SEEDS <= self.seed < STAGING_SEEDS
+        self.fault_in = self.rng.choice([1, 2, 3, 5, 8] if often else [1, 2, 5, 12, 30])
         self.saving_in = max(0, self.fault_in - self.rng.randint(1, 4))
         self.fault = self.rng.choice(list(Fault))
 
@@ -291,6 +296,7 @@ class Simulator:
             if command.mark is not None:
                 self.ledger.marked(command.mark)
                 self.counts["marked work"] += 1
+                self.counts["stages committed"] += bool(command.stage)
             for send, sent in zip(command.sends, outcome, strict=True):
                 self.ledger.sent_to(send.queue, sent)
             self._count_acks(command.acks, set())
@@ -445,6 +451,8 @@ class Simulator:
         """What was sent while a queue had no channel waits for one that starts at the head: that may be purged."""
         open_ended = [name for name, queue in self.world.model.queues.items() if queue.was_open_ended]
         self._step([c.PurgeQueue(name=name) for name in open_ended])
+        stages = list(self.world.model.stages)
+        self._step([c.StageWork(name="bulk", sends=[], stage=stage, drop=True) for stage in stages])
         for name in list(self.world.model.queues):
             step = self.world.step([c.QueueStats(name=name)], self.now_ms)
             stats = step.outcomes[0][1]
@@ -454,6 +462,8 @@ class Simulator:
         self.world.check_reopened()
         left = self.world.store.list_chunks(b"", b"", 10)
         demand(not left, f"everything is done, but the store holds the chunks {left}")
+        segments = self.world.broker.snapshot()["segments"]
+        demand(not segments, f"everything is done, but there are the segments {segments}")
 
 
 def _refused(settled: c.Settled) -> set[int]:

@@ -19,6 +19,7 @@ from tests.simulation.simulator import (
     RECALLING_SEEDS,
     REPEATING_SEEDS,
     RESTARTING_SEEDS,
+    STAGING_SEEDS,
     WHOLE_SEEDS,
     run_seed,
 )
@@ -37,18 +38,19 @@ def spread(count: int) -> list[int]:
     """So many seeds, of every kind.
 
     >>> [seed // 1_000_000 for seed in spread(10)]
-    [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
+    [0, 1, 2, 3, 3, 3, 4, 4, 5, 6]
     """
-    pushing = repeating = count // 10
+    pushing = repeating = staging = restarting = count // 10
     whole = 3 * count // 10
-    recalling = restarting = count // 5
+    recalling = count // 5
     counts = {
-        0: count - pushing - repeating - whole - recalling - restarting,
+        0: count - pushing - repeating - whole - recalling - restarting - staging,
         PUSHING_SEEDS: pushing,
         REPEATING_SEEDS: repeating,
         WHOLE_SEEDS: whole,
         RECALLING_SEEDS: recalling,
         RESTARTING_SEEDS: restarting,
+        STAGING_SEEDS: staging,
     }
     return [seed for first, some in counts.items() for seed in range(first, first + some)]
 

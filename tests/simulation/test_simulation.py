@@ -17,6 +17,7 @@ from tests.simulation.simulator import (
     RECALLING_SEEDS,
     REPEATING_SEEDS,
     RESTARTING_SEEDS,
+    STAGING_SEEDS,
     WHOLE_SEEDS,
     Simulator,
     run_seed,
@@ -78,6 +79,13 @@ def test_no_seed_keeps_what_the_dead_held_or_waits_for_a_clock_that_was_ahead(fi
     counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
     assert sum(count["leases of the dead"] for count in counts) > SEEDS_A_TEST, "nobody died with a lease"
     assert sum(count["clock went back over a restart"] for count in counts), "no clock went back"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 10, SEEDS_A_TEST))
+def test_no_seed_shows_a_part_of_what_was_staged(first: int) -> None:
+    first += STAGING_SEEDS
+    counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
+    assert sum(count["stages committed"] for count in counts) > SEEDS_A_TEST, "nothing that was staged was committed"
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

@@ -57,15 +57,25 @@ class Workload:
     """Commands for a step at a time."""
 
     def __init__(
-        self, rng: random.Random, *, pushes: bool = False, repeats: bool = False, recalls: bool = False
+        self,
+        rng: random.Random,
+        *,
+        pushes: bool = False,
+        repeats: bool = False,
+        recalls: bool = False,
+        stages: bool = False,
     ) -> None:
         """With `pushes`, clients also subscribe with a limit on what they hold, and settle by session.
 
         With `repeats`, a client names its commands, and sends some of them again. With `recalls`, clients settle after
-        a crash what they held before it, as soon as they can.
+        a crash what they held before it, as soon as they can. With `stages`, clients write large units of work before
+        they commit them.
         """
         self.rng = rng
         self.pushes = pushes
+        self.stages: list[int] | None = [] if stages else None
+        """Stages that may be committed, or be gone."""
+        self.marked = 0
         self.repeats = repeats
         self.recalls = recalls
         self.recalling = 0
@@ -162,6 +172,8 @@ class Workload:
                 self._extend_sequences: 3,
                 self._ack_sequences: 8,
             }
+        if self.stages is not None:
+            weights |= {self._stage: 15, self._publish: 15}
         return weights
 
     def _weigh(self) -> tuple[list[Maker], list[float]]:
@@ -206,6 +218,8 @@ class Workload:
         """A reply was released."""
         if isinstance(outcome, PenstockError):
             return
+        if isinstance(outcome, c.Staged) and not outcome.refused and self.stages is not None:
+            self.stages = [*self.stages[-3:], outcome.stage]
         if isinstance(outcome, c.Delivery):
             self.hold(outcome, command.session if isinstance(command, c.Receive) else 0)
         elif isinstance(command, c.OpenSession):
@@ -469,6 +483,22 @@ class Workload:
         acks = [c.Ack(queue=one.queue, channel=one.channel, spans=one.spans) for one in held]
         sends = [self._send_to(self.rng.choice(self.plans), self.rng.randint(1, 3), now_ms) for _ in range(2)]
         return c.CommitWork(acks=acks, sends=sends[: self.rng.randint(0 if acks else 1, 2)])
+
+    def _stage(self, now_ms: int) -> c.Command | None:
+        plans = self.rng.choices([plan for plan in self.plans if not plan.config.is_fifo] or self.plans, k=2)
+        sends = [self._send_to(plan, self._size(), now_ms) for plan in plans]
+        if self.rng.random() < 0.8:
+            for send in sends:
+                send.dedup_ids, send.due_ms, send.delay_ms = None, None, 0
+        stage = self.rng.choice([0, *(self.stages or ())])
+        return c.StageWork(name="bulk", sends=sends[: self.rng.randint(1, 2)], stage=stage)
+
+    def _publish(self, now_ms: int) -> c.Command | None:
+        if not self.stages:
+            return None
+        self.marked += self.rng.choice([0, 1, 1, 1, 1, 1, 1, 1])
+        stage = self.stages.pop(self.rng.randrange(len(self.stages)))
+        return c.CommitWork(acks=[], sends=[], mark=("bulk", self.marked), stage=stage)
 
     # -- channels, sessions, consumers ---------------------------------------------------------------------------------
 

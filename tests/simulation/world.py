@@ -256,6 +256,8 @@ class World:
             return bool(outcome)
         if isinstance(command, c.Send):
             return bool(len(outcome.duplicates) < outcome.count)
+        if isinstance(command, c.StageWork):
+            return not outcome.refused
         if isinstance(command, c.CommitWork):
             if isinstance(outcome, c.AlreadyDone) or (command.mark is not None and not command.check_only):
                 return True

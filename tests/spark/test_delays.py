@@ -6,9 +6,9 @@ What Spark's engine asks of the reader is asked here by hand, so that every batc
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from penstock.core.commands import NOT_DUE_MAX
 from penstock.core.storage.chunk import Chunk
+from penstock.spark import directory
 from penstock.spark.options import SourceOptions, Where
 from penstock.spark.server import Connection, ServerPlace
 from penstock.spark.source import KAFKA_COLUMNS, BatchReader, StreamReader
 from penstock.wire.pieces import Target, encode_section
 from tests.client.node import ThreadedNode
+from tests.clock import ManualClock
 
 ALL = ReadAllAvailable()
 
@@ -28,10 +30,11 @@ ALL = ReadAllAvailable()
 class World:
     """A server, and what the engine would log."""
 
-    def __init__(self, directory: Path) -> None:
-        self.node = ThreadedNode(directory / "data")
+    def __init__(self, home: Path) -> None:
+        self.clock = ManualClock()
+        self.node = ThreadedNode(home / "data", clock=self.clock)
         self.where = Where(url=f"http://127.0.0.1:{self.node.port}")
-        self.directory = directory / "data"
+        self.directory = home / "data"
         self.log: list[dict[str, Any]] = []
 
     def send(self, *bodies: bytes, delay_s: float | None = None, queue: str = "q") -> None:
@@ -74,8 +77,9 @@ def read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> li
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path)
+    monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: made.clock.now_ms() / 1_000))
     yield made
     made.node.stop()
 
@@ -91,7 +95,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_holds_up_nothing(world: Worl
     assert world.batch(reader) == []
     world.send(b"later")
     assert world.batch(reader) == [b"later"]
-    time.sleep(1.6)
+    world.clock.advance_ms(1_600)
     again = world.reader(path=path)  # the stream was started again, from its checkpoint
     assert world.batch(again) == [b"soon", b"soon too"]
     assert world.batch(again) == []
@@ -106,7 +110,7 @@ def test_the_channel_keeps_what_is_not_due_and_lets_the_rest_go(world: World) ->
     assert world.batch(reader) == [b"now", b"now too", b"after"]
     reader.commit(world.log[-1])
     assert world.ready("spark") == 2  # the delayed one, and what is behind it
-    time.sleep(0.9)
+    world.clock.advance_ms(900)
     assert world.batch(reader) == [b"soon"]
     reader.commit(world.log[-1])
     assert world.ready("spark") == 0
@@ -117,7 +121,7 @@ def test_what_becomes_due_together_is_shared_out_among_batches(world: World) -> 
     world.send(b"x", b"y")
     reader = world.reader(maxOffsetsPerTrigger="12")
     assert world.batch(reader, ReadMaxRows(12)) == [b"x", b"y"]
-    time.sleep(0.6)
+    world.clock.advance_ms(600)
     reader = world.reader(maxOffsetsPerTrigger="4")
     world.send(b"z")
     found = [world.batch(reader, ReadMaxRows(4)) for _ in range(4)]
@@ -130,7 +134,7 @@ def test_available_now_ends_and_leaves_what_is_not_due_to_the_next_run(world: Wo
     reader = world.reader()
     reader.prepareForTriggerAvailableNow()
     assert [world.batch(reader), world.batch(reader)] == [[b"now"], []]
-    time.sleep(0.9)
+    world.clock.advance_ms(900)
     reader = world.reader()
     reader.prepareForTriggerAvailableNow()
     assert [world.batch(reader), world.batch(reader)] == [[b"soon"], []]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import uuid
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.transfer.importing import Import, Place
 
 Format = Literal["jsonl", "arrow"]
+CONNECT_S = 3.0
+"""How long the first of several servers may take, before the next one is asked."""
 _HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
 
 
@@ -206,5 +209,9 @@ def _into(place: Path | str, caller: Caller, token: str | None) -> Place:
     if isinstance(place, Path):
         return DirectoryPlace(caller)
     address = Address.parse(place.partition("?")[0])
+    for server in address.servers if address.others else ():
+        with suppress(OSError), socket.create_connection((server.host, server.port), CONNECT_S):
+            address = server
+            break
     url = f"{'https' if address.is_tls else 'http'}://{address.authority}"
     return ServerPlace(caller, url, token or os.environ.get("PENSTOCK_TOKEN"))

@@ -6,7 +6,7 @@ router.
 
 It stops in this order, so that clients notice nothing: it says that it drains, and goes on serving while the controller
 moves its shards away one by one; when none is left, or after `stop_grace_s`, it stops as any node does, releases what
-is left in writing, says that it is gone, and leaves.
+is left in writing, and says that it is gone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.cluster.ownership.forwarder import forwarder_families
 from penstock.cluster.ownership.ownership import OwnedShard, Ownership
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
-from penstock.core.commands import CreateQueue, DescribeQueue, TallyQueues
+from penstock.core.commands import CreateQueue, DescribeQueue, ListQueues
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock
 from penstock.server.engines import ENGINES
@@ -66,6 +66,10 @@ LINK_RETRY_TIMEOUT_S = 1.0
 """How long a command waits for a node that cannot be reached, before the router looks at the map again."""
 WISH_S_MAX = 10.0
 """How long it may take to keep what an operator wishes."""
+PAUSE_S = 0.1
+"""Between two looks at what does not answer."""
+IS_SERVED = ListQueues(limit=1)
+"""What a shard is asked to see whether it answers: a command that the nodes of every build know."""
 START_S_MAX = 60.0
 """How long a node waits, besides the session timeout, until every shard is served."""
 
@@ -174,7 +178,7 @@ class ClusterNode(Node):
         left = set(range(router.shards))
         while True:
             asked = sorted(left)
-            asking = (router.ask(shard, TallyQueues(limit=1)) for shard in asked)
+            asking = (router.ask(shard, IS_SERVED) for shard in asked)
             answers = await asyncio.gather(*asking, return_exceptions=True)
             for shard, answer in zip(asked, answers, strict=True):
                 if not isinstance(answer, BaseException):
@@ -187,6 +191,7 @@ class ClusterNode(Node):
                 raise LogUnavailable(
                     f"shards {sorted(left)} do not answer: look at the other nodes' logs, and {self._engine.name}'s"
                 )
+            await asyncio.sleep(PAUSE_S)
 
     def _check_cluster(self) -> None:
         """Keep out who would not fit. Of another name are other transactional ids, and so nobody would be fenced."""
@@ -403,7 +408,6 @@ class ClusterNode(Node):
         """Show, again and again, that the loop is alive, and what there is to do."""
         loop = asyncio.get_running_loop()
         while True:
-            self._membership.beat()
             loads = self._loads.measure(self.ownership.owned_shards, loop.time())
             with contextlib.suppress(BufferError):
                 self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
@@ -419,7 +423,7 @@ class ClusterNode(Node):
             if watched <= {self._name}:
                 watched = nodes.keys() - {self._name}
             dead_links = frozenset(name for name in watched if not self._place(name).watch(silence_s))
-            self._membership.note_dead_links(dead_links)
+            self._membership.controller.liveness.dead_links = dead_links
 
     def _shard_metrics(self) -> Iterable[Metric]:
         loads = self._loads.measure(self.ownership.owned_shards, asyncio.get_running_loop().time())

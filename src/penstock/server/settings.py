@@ -544,7 +544,10 @@ class ClusterSettings(_Section, frozen=True):
     session_timeout_s: Annotated[
         float,
         Setting(
-            "A node that has not written to Kafka for so long is taken for dead, and others take its shards.", 1, 300
+            "A node that has not written to Kafka or ZooKeeper for so long is taken for dead, and others take its "
+            "shards. In ZooKeeper it is the session timeout as well.",
+            1,
+            300,
         ),
     ] = 10.0
     silence_s: Annotated[

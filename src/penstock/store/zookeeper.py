@@ -99,6 +99,7 @@ DOUBTFUL = (
 log = logging.getLogger("penstock.zookeeper")
 _client_log = logging.getLogger("penstock.zookeeper.client")
 _client_log.setLevel(logging.INFO)  # below, kazoo writes every request as it is: passwords, and messages
+_client_log.addHandler(logging.NullHandler())  # a command that has no log says what it has to say in one line
 _Result = TypeVar("_Result")
 
 
@@ -146,6 +147,8 @@ def said(error: Exception) -> str:
     """
     if isinstance(error, NoAuthError | AuthFailedError):
         return "it takes another user or password ([zookeeper] user, password_env, password_file)"
+    if isinstance(error, KazooTimeoutError):
+        return "nobody answers"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

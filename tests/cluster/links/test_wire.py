@@ -16,6 +16,7 @@ from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.links import wire
 from penstock.cluster.links.link import Link, NotReached
 from penstock.cluster.links.server import LinkServer
+from penstock.cluster.node import IS_SERVED
 from penstock.core import commands
 from penstock.core.commands import Command, Delivery, Failure, Once, Run, Seen, Span
 from penstock.core.delivery.states import State
@@ -404,3 +405,8 @@ def test_bytes_that_are_no_replies_are_refused(payload: bytes, kind: type[Comman
             unpack_reply(kind, raw)
     except BadAnswer:
         pass
+
+
+def test_what_a_node_asks_before_it_is_ready_is_known_to_nodes_of_every_build() -> None:
+    """Else a node that is upgraded first never gets ready."""
+    assert type(IS_SERVED) not in wire.SINCE and commands.TallyQueues in wire.SINCE

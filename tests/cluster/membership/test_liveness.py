@@ -12,9 +12,11 @@ from penstock.cluster.base import ShardMoved
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, limits_within
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import ControllerRecord, Ledger, NodeRecord, Record, encode
 from penstock.cluster.membership.liveness import SILENCE_S, TURN_S, Liveness
-from penstock.cluster.placement.kafka import KafkaAuthority
+from penstock.cluster.placement import controller as placement
+from penstock.cluster.placement.controller import Controller
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.client.lossy import LossyProxy
 
@@ -132,18 +134,17 @@ def test_a_link_knows_soon_that_nobody_listens_and_that_a_peer_is_silent() -> No
 # -- who becomes the controller ----------------------------------------------------------------------------------------
 
 
-def authority_of(node: str, records: Mapping[str, Record]) -> KafkaAuthority:
-    """One that has caught up with a ledger at 0. None of Kafka is needed to come forward."""
-    ledger = Ledger()
+def controller_of(
+    node: str, records: Mapping[str, Record], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Controller, list[float]]:
+    """A controller that has caught up with a ledger at 0, and its clock. None of Kafka is needed to come forward."""
+    ledger, clock = Ledger(), [0.0]
     for offset, (key, record) in enumerate(records.items()):
         ledger.apply(offset, key, encode(record))
-    made = KafkaAuthority(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), node, ledger, SESSION_S)
-    made.liveness.presume(present(ledger), 0.0)
-    return made
-
-
-def present(ledger: Ledger) -> list[str]:
-    return [name for name, node in ledger.nodes.items() if node.state != "gone"]
+    monkeypatch.setattr(placement, "_now_s", lambda: clock[0])
+    made = kafka_controller(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), node, ledger, SESSION_S, 5.0)
+    made.caught_up()
+    return made, clock
 
 
 def nodes_named(*names: str, controller: str) -> dict[str, Record]:
@@ -151,63 +152,62 @@ def nodes_named(*names: str, controller: str) -> dict[str, Record]:
     return nodes | {"controller": ControllerRecord(node=controller, nonce="n")}
 
 
-def comes_forward_s(made: KafkaAuthority, heard: str, seconds: float = 20.0) -> float | None:
+def comes_forward_s(made: Controller, clock: list[float], alive: str, seconds: float = 20.0) -> float | None:
     """When it comes forward, while these nodes are heard."""
-    now_s = 0.0
-    while now_s < seconds:
-        if now_s % BEAT_S == 0:
-            for name in heard:
-                made.liveness.heard(name, now_s)
-        if made.comes_forward(sorted(made.alive(now_s)), now_s):
-            return now_s
-        now_s += 0.25
+    while clock[0] < seconds:
+        if clock[0] % BEAT_S == 0:
+            for name in alive:
+                made.heard(name)
+        if made._comes_forward(clock[0]):
+            return clock[0]
+        clock[0] += 0.25
     return None
 
 
-def test_nobody_comes_forward_while_the_controller_lives() -> None:
-    made = authority_of("a", nodes_named("a", "b", "c", controller="c"))
-    assert comes_forward_s(made, "abc") is None
+def test_nobody_comes_forward_while_the_controller_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = controller_of("a", nodes_named("a", "b", "c", controller="c"), monkeypatch)
+    assert comes_forward_s(made, clock, "abc") is None
 
 
 @pytest.mark.parametrize(("node", "after_s"), [("a", 0.0), ("b", 1.0)])
 def test_when_the_controllers_process_has_ended_the_others_come_forward_in_their_order(
-    node: str, after_s: float
+    node: str, after_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = authority_of(node, nodes_named("a", "b", "c", controller="c"))
+    made, clock = controller_of(node, nodes_named("a", "b", "c", controller="c"), monkeypatch)
     made.liveness.dead_links = frozenset("c")
-    found_s = comes_forward_s(made, "ab")
+    found_s = comes_forward_s(made, clock, "ab")
     assert found_s is not None and TURN_S + after_s <= found_s <= TURN_S + after_s + 0.5
 
 
-def test_when_the_controller_only_cannot_write_it_has_the_session_timeout() -> None:
-    made = authority_of("a", nodes_named("a", "b", "c", controller="c"))
-    found_s = comes_forward_s(made, "ab")
+def test_when_the_controller_only_cannot_write_it_has_the_session_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = controller_of("a", nodes_named("a", "b", "c", controller="c"), monkeypatch)
+    found_s = comes_forward_s(made, clock, "ab")
     assert found_s is not None and SESSION_S < found_s <= SESSION_S + 0.5
 
 
-def test_a_controller_that_has_left_is_replaced_at_once() -> None:
+def test_a_controller_that_has_left_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     records = nodes_named("a", "b", "c", controller="c")
     records["node/c"] = NodeRecord(incarnation="1", link="127.0.0.1:9", state="gone")
-    made = authority_of("a", records)
-    assert comes_forward_s(made, "ab") == 0.0
+    made, clock = controller_of("a", records, monkeypatch)
+    assert comes_forward_s(made, clock, "ab") == 0.0
 
 
-def test_a_node_that_drains_comes_forward_last() -> None:
+def test_a_node_that_drains_comes_forward_last(monkeypatch: pytest.MonkeyPatch) -> None:
     records = nodes_named("a", "b", "c", controller="c")
     records["node/a"] = NodeRecord(incarnation="1", link="127.0.0.1:9", state="draining")
-    made = authority_of("a", records)
+    made, clock = controller_of("a", records, monkeypatch)
     made.liveness.dead_links = frozenset("c")
-    found_s = comes_forward_s(made, "ab")
+    found_s = comes_forward_s(made, clock, "ab")
     assert found_s is not None and found_s >= TURN_S + 1.0
 
 
-def test_a_node_that_hears_nobody_does_not_come_forward() -> None:
+def test_a_node_that_hears_nobody_does_not_come_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reader stands still, or the topic does: then nobody could be told of a decision."""
-    made = authority_of("a", nodes_named("a", "b", "c", controller="c"))
+    made, clock = controller_of("a", nodes_named("a", "b", "c", controller="c"), monkeypatch)
     made.liveness.dead_links = frozenset("c")
-    assert comes_forward_s(made, "") is None
+    assert comes_forward_s(made, clock, "") is None
 
 
-def test_who_was_the_controller_and_was_started_again_goes_on() -> None:
-    made = authority_of("c", nodes_named("a", "b", "c", controller="c"))
-    assert comes_forward_s(made, "abc") == 0.0
+def test_who_was_the_controller_and_was_started_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = controller_of("c", nodes_named("a", "b", "c", controller="c"), monkeypatch)
+    assert comes_forward_s(made, clock, "abc") == 0.0

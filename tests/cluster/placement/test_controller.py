@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import Ledger
-from penstock.cluster.placement.kafka import kafka_controller
 from penstock.server.settings import parse
 from penstock.wire.requests import Versions
 from tests.cluster.nodes import SHARDS, settings_text, thread_node, until
@@ -24,7 +24,7 @@ def test_a_controller_decides_again_after_a_former_one_came_back_for_a_moment(
     options = parse(settings_text(kafka, name, "former", tmp_path / "former", session_s=3.0)).kafka_options()
     with thread_node(kafka, name, "a", tmp_path) as a:
         until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
-        former, _ = kafka_controller(options, "former", Ledger(), session_timeout_s=3.0, cool_down_s=0.2)
+        former = kafka_controller(options, "former", Ledger(), session_timeout_s=3.0, cool_down_s=0.2)
         former.turn()
         former.step_down()
         with thread_node(kafka, name, "b", tmp_path) as b:

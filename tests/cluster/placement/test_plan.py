@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import (
     ClusterRecord,
     Ledger,
@@ -17,8 +18,7 @@ from penstock.cluster.membership.ledger import (
     ShardRecord,
     encode,
 )
-from penstock.cluster.placement.kafka import kafka_controller
-from penstock.cluster.placement.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
+from penstock.cluster.placement.plan import LEISURE, RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
 
 COOL_DOWN_S = 5.0
@@ -58,7 +58,7 @@ def settled(
     now_s = 0.0
     made: list[dict[int, str]] = []
     for _ in range(MOVES_MAX):
-        now_s += STAY_COOL_DOWNS * COOL_DOWN_S
+        now_s += LEISURE * COOL_DOWN_S
         moves = plan(members, shards, wishes, now_s, COOL_DOWN_S)
         if not moves:
             return shards, made
@@ -94,7 +94,7 @@ def test_with_steady_loads_planning_ends_and_no_assignment_comes_twice(
 ) -> None:
     seen, now_s = {owners(shards)}, 0.0
     for _ in range(MOVES_MAX):
-        now_s += STAY_COOL_DOWNS * COOL_DOWN_S
+        now_s += LEISURE * COOL_DOWN_S
         moves = plan(members, shards, wishes, now_s, COOL_DOWN_S)
         if not moves:
             return
@@ -183,7 +183,7 @@ def test_a_backlog_that_nobody_consumes_is_no_load() -> None:
     records["load/a"] = LoadRecord(at_ms=0, shards=dead_letters)
     for offset, (key, record) in enumerate(records.items()):
         ledger.apply(offset, key, encode(record))
-    controller, _ = kafka_controller(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), "b", ledger, 3.0, COOL_DOWN_S)
+    controller = kafka_controller(KafkaOptions("127.0.0.1:9", "nobody", "nobody"), "b", ledger, 3.0, COOL_DOWN_S)
     shards = [controller._shard_load(number) for number in range(16)]
     assert plan([Member("a"), Member("b")], shards, {}, 1e6, COOL_DOWN_S) == {}
 
@@ -206,8 +206,8 @@ def test_a_shard_that_its_owner_could_not_open_goes_to_another_node_however_busy
     for offset, (key, record) in enumerate(records.items()):
         ledger.apply(offset, key, encode(record))
     options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
-    controller, liveness = kafka_controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
-    liveness.presume("ab", 0.0)
+    controller = kafka_controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
+    controller.liveness.presume("ab", 0.0)
     written: dict[str, Record] = {}
     controller._write = written.update  # type: ignore[method-assign, assignment]
     controller._decide(0.0)

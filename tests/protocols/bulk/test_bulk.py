@@ -326,7 +326,10 @@ def test_a_publish_of_any_size_is_whole_or_nothing_whenever_the_server_is_killed
             for token in ("t", "u"):
                 stage(writer, token, "a", piece("orders", *bodies) + piece("others", b"x"))
             begun_s = time.monotonic()
-            publish(writer, "u", pieces, "another job", 1)
+            with contextlib.closing(Connection(at)) as again, ThreadPoolExecutor(1) as thread:
+                asked = thread.submit(publish, again, "u", pieces, "another job", 1)  # as after a lost answer
+                published = publish(writer, "u", pieces, "another job", 1)
+                assert published["messages"] == 6 * 3_001 and asked.result() == published
             took_s = time.monotonic() - begun_s
         for part in (0.3, 0.6, 0.9):
             with contextlib.closing(Connection(at)) as writer, ThreadPoolExecutor(1) as thread:

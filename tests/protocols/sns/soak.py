@@ -1,7 +1,7 @@
-"""`kill -9` under load: `python -m tests.protocols.sns.soak [--kills 50] [--where node|workers|kafka] [--seed N]`.
+"""`kill -9` under load: `python -m tests.protocols.sns.soak [--kills 50] [--where node|shards|kafka] [--seed N]`.
 
 Two publishers never stop. Two queues are subscribed from the start; in each round one more queue is, in the middle of
-the load. Then a process is killed: the server, one of its workers, or one node of a cluster. What must hold:
+the load. Then a process is killed: the server, which may have several shards, or one node of a cluster. What must hold:
 
 - Every acknowledged publish arrives in both queues, once.
 - A later subscription gets every acknowledged publish that began after it was made, and none that ended before.
@@ -12,9 +12,7 @@ A publish that was not acknowledged may arrive or not: nobody repeats it.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -34,6 +32,7 @@ from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
+UNANSWERED = (BotoCoreError, ClientError)
 PATIENCE_S = 120.0
 PUBLISHERS = 2
 Times = tuple[float, float]
@@ -52,7 +51,7 @@ def persistently(call: Any, **arguments: Any) -> Any:
     while True:
         try:
             return call(**arguments)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -78,7 +77,7 @@ class Reader:
             ]
             if entries:
                 self._sqs.delete_message_batch(QueueUrl=self._queue, Entries=entries)
-        except (BotoCoreError, ClientError):
+        except UNANSWERED:
             time.sleep(0.05)
 
     def until(self, wanted: Callable[[], set[str]]) -> set[str]:
@@ -122,7 +121,7 @@ class Load:
             body, began = f"{publisher}-{number}", time.monotonic()
             try:
                 sns.publish(TopicArn=self.topic, Message=body)
-            except (BotoCoreError, ClientError):
+            except UNANSWERED:
                 self.unanswered += 1
                 time.sleep(0.02)
             else:
@@ -181,24 +180,17 @@ def soak(
     return counts, wrong
 
 
-def soak_server(directory: Path, kills: int, seed: int, *flags: str) -> tuple[Counter[str], list[str]]:
-    """One server, or one with workers: it is killed, or one of its workers is."""
-    choose = random.Random(seed)
-    server = Server(directory, *flags)
+def soak_server(directory: Path, kills: int, seed: int, *, shards: int = 0) -> tuple[Counter[str], list[str]]:
+    """One server is killed, and comes back."""
+    server = Server(directory, shards=shards)
 
     def kill() -> None:
-        pid = server.process.pid
-        workers = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] if flags else []
-        if workers and choose.random() < 0.7:
-            os.kill(choose.choice(workers), signal.SIGKILL)
-            return
         server.kill()
-        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
         server.start()
 
     try:
         server.start()
-        return soak([server.url], kill, kills, choose)
+        return soak([server.url], kill, kills, random.Random(seed))
     finally:
         server.kill()
 
@@ -229,7 +221,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--where", choices=["node", "workers", "kafka"], default="node")
+    parser.add_argument("--where", choices=["node", "shards", "kafka"], default="node")
     parser.add_argument("--seed", type=int, default=1_000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-sns-") as name:
@@ -237,8 +229,8 @@ def main() -> int:
         if asked.where == "kafka":
             counts, wrong = soak_kafka(directory, asked.kills, asked.seed)
         else:
-            flags = ["--workers", "2"] if asked.where == "workers" else []
-            counts, wrong = soak_server(directory, asked.kills, asked.seed, *flags)
+            shards = 2 if asked.where == "shards" else 0
+            counts, wrong = soak_server(directory, asked.kills, asked.seed, shards=shards)
     print(", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items())))
     print("\n".join(wrong[:20] or ["nothing wrong"]))
     return 1 if wrong else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -14,7 +15,7 @@ from botocore.exceptions import ClientError
 from tests.compat.server import Server, serving
 from tests.protocols.sns.conftest import sns_client
 from tests.protocols.sns.endpoint import check_signature
-from tests.protocols.sns.soak import soak_server
+from tests.protocols.sns.soak import client, soak_server
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
@@ -281,9 +282,24 @@ def test_what_a_missing_queue_would_get_goes_to_the_dead_letter_queue(sns: Any, 
     assert message["MessageAttributes"]["ErrorMessage"]["StringValue"] == "the queue does not exist"
 
 
-@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
-def test_no_acknowledged_publish_is_missing_after_kills(tmp_path: Path, flags: list[str]) -> None:
-    counts, wrong = soak_server(tmp_path, 2, 7, *flags)
+def test_who_is_refused_before_the_request_is_read_is_answered_as_by_aws(tmp_path: Path) -> None:
+    """A load balancer's probe, a full server, one that stops: SDKs must see an error that they can repeat."""
+    config = tmp_path / "penstock.toml"
+    config.write_text("[http]\nconnections_max = 1\n")
+    config.chmod(0o600)
+    with serving(tmp_path, "--config", str(config)) as server, socket.create_connection(("127.0.0.1", server.port)):
+        for service, call in (("sns", "list_topics"), ("sqs", "list_queues")):
+            with pytest.raises(ClientError) as caught:
+                getattr(client(server.url, service), call)()
+            response = caught.value.response
+            assert response["ResponseMetadata"]["HTTPStatusCode"] == 503
+            assert "too many connections" in response["Error"]["Message"]
+            assert response["Error"]["Code"] in ("ServiceUnavailable", "503")
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_no_acknowledged_publish_is_missing_after_kills(tmp_path: Path, shards: int) -> None:
+    counts, wrong = soak_server(tmp_path, 2, 7, shards=shards)
     assert wrong == []
     assert counts["acknowledged"] > 20
     assert counts["came to later subscriptions"] > 0

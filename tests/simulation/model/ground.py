@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.core import commands as c
 from penstock.core import errors as e
 from penstock.core.delivery.acknowledgement import ACKED_KEPT
 from penstock.core.delivery.states import State
@@ -29,6 +30,8 @@ class Ground:
         """Tickets that were cancelled when their time was already over; an empty answer may be on its way."""
         self.marks: dict[str, int] = {}
         """The highest number of marked work that was done, by name."""
+        self.stages: dict[int, list[c.Send]] = {}
+        """Sends that were written for work that is not committed yet."""
         self.done: dict[int, str] = {}
         """Number of a client's named command -> what it was answered."""
         self.done_ms = now_ms

@@ -277,7 +277,8 @@ class Receiving(Ground):
         demand(is_same, lambda: f"{where}: {got} was not sent as {message}")
         failures = [f for f in run.failures if f.first <= message.sequence <= f.last]
         failures.sort(key=lambda failure: failure.attempt)
-        same = same_history(copy.history, failures)
+        # A delivery that was given back does not count: the attempt after it has its number once more.
+        same = same_history(sorted(copy.history, key=lambda failed: failed.attempt), failures)
         demand(same, lambda: f"{where}: history of {message.sequence} is {failures}, not {copy.history}")
         self._check_origin(where, chunk.origin(index), message)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.core import commands as c
 from penstock.core import errors as e
+from penstock.core.queues.config import QueueConfig
 from tests.simulation.model.acknowledging import Acknowledging
 from tests.simulation.model.sending import Sending
 from tests.simulation.model.state import Copy
@@ -27,7 +30,8 @@ class Work(Acknowledging, Sending):
                 faults += [e.WorkRefused] if bad else []
         for send in command.sends:
             faults += self._send_faults(send)
-        if self._refused(outcome, faults or self._rate_faults(command.sends)):
+        may = [e.StageNotFound] if command.stage else []  # purged, deleted, forgotten after an hour, or by a restart
+        if self._refused(outcome, faults or self._rate_faults(command.sends), may):
             return
         if command.check_only:
             demand(outcome == [], f"work that was only to be checked was answered with {outcome}")
@@ -39,8 +43,49 @@ class Work(Acknowledging, Sending):
         demand(len(outcome) == len(command.sends), f"{len(outcome)} answers to {len(command.sends)} sends")
         for send, sent in zip(command.sends, outcome, strict=True):
             self._sent(send, sent)
+        if command.stage:
+            self._published(command.stage)
         if command.mark is not None:
             self.marks[command.mark[0]] = command.mark[1]
+
+    def _accept_StageWork(self, command: c.StageWork, outcome: Outcome) -> None:
+        if command.drop:
+            self.stages.pop(command.stage, None)
+            return
+        faults = [fault for send in command.sends for fault in self._send_faults(send)]
+        may = [e.StageNotFound] if command.stage else []
+        if self._refused(outcome, faults or self._rate_faults(command.sends), may):
+            return
+        demand(isinstance(outcome, c.Staged), f"sends were staged with {outcome}")
+        can_wait = all(self._can_wait(send) for send in command.sends)
+        demand(bool(outcome.refused) != can_wait, f"{command.sends!r:.300} were staged with {outcome}")
+        if outcome.refused:
+            return
+        for send in command.sends:
+            if send.queue not in self.queues:
+                self._new_queue(send.queue, QueueConfig(), send.channels)
+        self.stages.setdefault(outcome.stage, []).extend(command.sends)
+
+    def _can_wait(self, send: c.Send) -> bool:
+        """Whether nobody has to look at the messages when they get their numbers."""
+        config = self.queues[send.queue].config if send.queue in self.queues else QueueConfig()
+        delay_ms = config.delay_ms if send.delay_ms is None else send.delay_ms
+        return not (config.is_fifo or send.dedup_ids is not None or delay_ms or send.due_ms is not None)
+
+    def _published(self, number: int) -> None:
+        """What was staged is there: queue by queue and priority by priority, in the order in which these came up."""
+        demand(number in self.stages, f"stage {number} was committed, and never was")
+        runs: dict[tuple[str, int], list[c.Send]] = {}
+        for send in self.stages.pop(number):
+            runs.setdefault((send.queue, send.priority), []).append(send)
+        for sends in runs.values():
+            for send in sends:
+                queue = self.queues[send.queue]
+                sent = c.Sent(queue.queue_id or 0, queue.next_sequence or 0, len(send.bodies))
+                queue_id = queue.queue_id
+                queue.queue_id = None
+                self._sent(msgspec.structs.replace(send, delay_ms=0, bodies=list(send.bodies)), sent)
+                queue.queue_id = queue_id
 
     def _is_marked(self, command: c.CommitWork, outcome: Outcome) -> bool:
         """Whether the mark alone decides: the work was done, or others were since it was planned."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.membership.ledger import Ledger, Record
 from penstock.cluster.membership.view import ClusterView
 from penstock.store.base import Store
+
+if TYPE_CHECKING:
+    from penstock.cluster.placement.controller import Controller
 
 log = logging.getLogger("penstock.cluster")
 
@@ -36,17 +39,12 @@ class Listeners(NamedTuple):
 class Membership(Protocol):
     """A node's place in the cluster: it is seen to be alive, and it knows what the records say."""
 
+    controller: Controller
     has_caught_up: bool
     """Whether the loop has heard of everything that was there at the start."""
 
     def start(self) -> None:
         """Join."""
-
-    def beat(self) -> None:
-        """The event loop is alive."""
-
-    def note_dead_links(self, names: frozenset[str]) -> None:
-        """These are the nodes whose links say that they are dead."""
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -92,10 +90,7 @@ class NotWritten(Exception):
 
 
 class Authority(Protocol):
-    """By which a controller decides: nobody before it can write any more, and it knows who is alive."""
-
-    def comes_forward(self, alive: list[str], now_s: float) -> bool:
-        """Whether this node is to be the controller now."""
+    """By which a controller decides: nobody before it can write any more."""
 
     def take_over(self) -> None:
         """Fence former controllers. `NotWritten` if that could not be done."""
@@ -103,11 +98,8 @@ class Authority(Protocol):
     def write(self, records: Mapping[str, Record]) -> None:
         """Write decisions, all or none. `NotWritten` if another one has taken over."""
 
-    def drop(self) -> None:
-        """Decide no more."""
-
-    def alive(self, now_s: float) -> set[str]:
-        """The nodes that are alive."""
+    def members(self) -> set[str] | None:
+        """The nodes of which the engine knows that they may be alive; None if it knows nothing of it."""
 
 
 # -- the map -----------------------------------------------------------------------------------------------------------

@@ -17,17 +17,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from penstock.cluster.membership.base import Batch, Listeners
+from penstock.cluster.membership.base import Batch, Listeners, NotWritten
 from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
-from penstock.cluster.placement.kafka import kafka_controller
+from penstock.cluster.placement.controller import Controller
 from penstock.core.errors import PenstockError
 from penstock.core.storage.chunk import Chunk
 from penstock.server.settings import Settings
@@ -79,7 +79,7 @@ class KafkaEngine:
 
 
 class KafkaMembership:
-    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` ends it."""
+    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` leaves the group."""
 
     def __init__(
         self,
@@ -107,17 +107,11 @@ class KafkaMembership:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
-        self.controller, self._liveness = kafka_controller(options, node, self._ledger, session_timeout_s, cool_down_s)
+        self.controller = kafka_controller(options, node, self._ledger, session_timeout_s, cool_down_s)
 
     def start(self) -> None:
         """Join."""
         self._thread.start()
-
-    def beat(self) -> None:
-        """The loop is alive as long as it has records written."""
-
-    def note_dead_links(self, names: frozenset[str]) -> None:
-        self._liveness.dead_links = names
 
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
@@ -182,13 +176,11 @@ class KafkaMembership:
             self._ledger.apply(*record)
             kind, _, name = record[1].partition("/")
             if kind == "load" and was_current:  # before, it may have been said long ago
-                self._liveness.heard(name, time.monotonic())
+                self.controller.heard(name)
         if batch:
             self._tell(self._on_records, batch)
         if self._is_current and not was_current:
-            nodes = self._ledger.nodes
-            present = (name for name, node in nodes.items() if node.state != "gone")
-            self._liveness.presume(present, time.monotonic())
+            self.controller.caught_up()
             self._tell(self._caught_up, [])
 
     def _caught_up(self, nothing: Batch) -> None:
@@ -234,6 +226,70 @@ class KafkaMembership:
 def _delivered(error: KafkaError | None, message: Any) -> None:
     if error is not None:
         log.error("the record %r could not be written to the partitions topic: %s", message.key(), error)
+
+
+# -- deciding ----------------------------------------------------------------------------------------------------------
+
+
+ASK_S = 10.0
+"""How long Kafka may take to take a decision."""
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._STATE}
+)
+
+
+def kafka_controller(
+    options: KafkaOptions, node: str, ledger: Ledger, session_timeout_s: float, cool_down_s: float
+) -> Controller:
+    """A controller of a cluster in Kafka."""
+    authority = KafkaAuthority(options, node, session_timeout_s)
+    return Controller(authority, options.cluster, options.shards, node, ledger, session_timeout_s, cool_down_s)
+
+
+class KafkaAuthority:
+    """A producer with the transactional id that all controllers share. An `Authority`."""
+
+    def __init__(self, options: KafkaOptions, node: str, session_timeout_s: float) -> None:
+        self._options = options
+        self._node = node
+        self._transaction_s = max(session_timeout_s, 1.0)
+        self._producer: Producer | None = None
+
+    def take_over(self) -> None:
+        self._producer = Producer(
+            {
+                **self._options.client_properties(),
+                "client.id": self._node,
+                "transactional.id": f"{self._options.cluster}-controller",
+                "transaction.timeout.ms": round(self._transaction_s * 1_000),
+                "acks": "all",
+                "linger.ms": 0,
+                "logger": log,
+            }
+        )
+        with _as_not_written():
+            self._producer.init_transactions(ASK_S)
+
+    def write(self, records: Mapping[str, Record]) -> None:
+        assert self._producer is not None
+        with _as_not_written():
+            self._producer.begin_transaction()
+            for key, record in records.items():
+                self._producer.produce(self._options.partitions_topic, key=key.encode(), value=encode(record))
+            self._producer.commit_transaction(ASK_S)
+
+    def members(self) -> set[str] | None:
+        return None
+
+
+@contextlib.contextmanager
+def _as_not_written() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        told: KafkaError = error.args[0]
+        what = "the controller was fenced, or has failed" if told.code() in _FENCED or told.fatal() else "not written"
+        raise NotWritten(f"a decision: {what}: {told}") from error
 
 
 # -- the topic ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 from penstock.cluster.membership.ledger import DrainRecord, Ledger, Record, WishRecord
 from penstock.core.errors import InvalidRequest
 
-NODE_FIELDS = ("node", "state", "controller", "shards", "rate", "backlog", "bytes", "link", "http", "version")
 SHARD_FIELDS = ("shard", "owner", "served_by", "state", "epoch", "wish", "queues", "rate", "backlog", "bytes", "outbox")
 
 
@@ -41,9 +40,7 @@ class ClusterView:
 
     def nodes(self) -> list[dict[str, Any]]:
         """A row for each node."""
-        if self.unread is not None:
-            return [{**dict.fromkeys(NODE_FIELDS), "node": name, "state": "alive"} for name in sorted(self.alive)]
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name, node in sorted(self.ledger.nodes.items()):
             served = [shard for shard in range(self.shards) if self.ledger.server_of(shard) == name]
             if name not in self.alive and node.state == "gone" and not served:

@@ -1,6 +1,6 @@
 """A cluster in ZooKeeper: nodes are ephemeral znodes, and what the cluster says of itself is a tree of small ones.
 
-    /penstock/<cluster>/sessions/<node>-<number>   a node that is alive; the lowest number is the controller's
+    /penstock/<cluster>/sessions/<node>-<number>   a node that may be alive
     /penstock/<cluster>/map/<key>                  the records of `ledger.py`, as `map/shard/3` or `map/node/a`
     /penstock/<cluster>/<shard>/                   a shard (`store/zookeeper.py`)
 
@@ -10,8 +10,9 @@ the node is the controller, it decides.
 
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
-controller gives them to others, and the other nodes end the sessions of the connections that it had. A node whose event
-loop stands still takes its own session away. A node that gets a new session gives up what it had, and begins again.
+controller gives them to others, and the other nodes end the sessions of the connections that it had. Most often a dead
+node is found earlier, as in Kafka (`liveness.py`). A node that gets a new session gives up what it had, and begins
+again.
 
 A record's number is the transaction that wrote it (zxid), so maps of all nodes have the same versions. That of a record
 that is gone is that of the last change among its neighbours.
@@ -95,7 +96,9 @@ class ZooKeeperEngine:
         return ZooKeeperInspection(self._options)
 
     def close(self) -> None:
+        """End the session. Who takes a shard over then does not wait: so whoever has opened it just now does."""
         if self.client is not None:
+            time.sleep(max(0.0, self.opened_s + QUIET_S - time.monotonic()))
             disconnect(self.client)
 
 
@@ -262,9 +265,8 @@ class ZooKeeperAuthority:
         self._path = path
         self._version: int | None = None
         """Of `controller`; None while it is not there."""
-        self.members: set[str] = set()
-        self.leads = False
-        """Whether this node's session is the oldest."""
+        self.nodes: set[str] = set()
+        """Those that have a session."""
 
     def take_over(self) -> None:
         with self._in_words("the controller could not take over"):
@@ -296,14 +298,8 @@ class ZooKeeperAuthority:
             raise NotWritten(f"another controller decides, or the map has changed: {said(failed[0])}")
         self._version = version
 
-    def drop(self) -> None:
-        """Nothing is left behind."""
-
-    def comes_forward(self, alive: list[str], now_s: float) -> bool:
-        return self.leads
-
-    def alive(self, now_s: float) -> set[str]:
-        return self.members
+    def members(self) -> set[str] | None:
+        return self.nodes
 
     @contextlib.contextmanager
     def _in_words(self, what: str) -> Iterator[None]:
@@ -346,8 +342,8 @@ class ZooKeeperMembership:
         self._owner = 0
         """The session of ZooKeeper in which this node's znode is."""
         self._must_read_all = True
+        self._has_read = False
         self.has_caught_up = False
-        self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._authority = ZooKeeperAuthority(self._client, self._records, map_path(options))
         self.controller = Controller(
@@ -357,12 +353,6 @@ class ZooKeeperMembership:
 
     def start(self) -> None:
         self._thread.start()
-
-    def beat(self) -> None:
-        self._beat_s = time.monotonic()
-
-    def note_dead_links(self, names: frozenset[str]) -> None:
-        """Sessions say who is alive."""
 
     def publish(self, key: str, record: Record | None) -> None:
         with self._written:
@@ -378,7 +368,7 @@ class ZooKeeperMembership:
             return self._written.wait_for(lambda: not self._waiting, timeout_s)
 
     async def stop(self) -> None:
-        """End the session. Who takes a shard over does not wait then: so whoever had it waits, if that is needed."""
+        """End the thread. The session ends with the engine: until then shards may be served."""
         self._stopping.set()
         self._news.put(None)
         if self._thread.ident is not None:
@@ -398,9 +388,6 @@ class ZooKeeperMembership:
         finally:
             self.controller.step_down()
             self._client.remove_listener(self._state_changed)
-            time.sleep(max(0.0, self._engine.opened_s + QUIET_S - time.monotonic()))
-            with contextlib.suppress(*_FAILURES):
-                self._end_session()
 
     def _state_changed(self, state: str) -> None:
         """In the client's thread. What was watched is not watched any more."""
@@ -421,7 +408,7 @@ class ZooKeeperMembership:
             self._must_read_all = True
             self._stopping.wait(PAUSE_S)
             return
-        if self._engine.session is not None:
+        if self._has_read and self._engine.session is not None:
             self.controller.turn()
 
     def _await_news(self) -> set[str]:
@@ -437,45 +424,38 @@ class ZooKeeperMembership:
     # -- this node's session --
 
     def _keep_session(self) -> None:
-        is_well = time.monotonic() - self._beat_s < self._session_timeout_s
         owner = self._client.client_id[0]
         session = self._engine.session
-        if session is not None and (owner != self._owner or not is_well):
+        if session is not None and owner != self._owner:
             log.warning("node %s has lost its session: it gives up its shards", self._node)
             self._lose_session()
-            if owner == self._owner:
-                self._client.delete(session.path)
-        if self._engine.session is None and is_well:
+        if self._engine.session is None:
             self._begin_session(owner)
 
     def _lose_session(self) -> None:
         self._engine.session = None
-        self._lead(False)
+        self.controller.step_down()
         self._tell(self._listeners.on_session_over)
 
     def _begin_session(self, owner: int) -> None:
-        directory, begins = sessions_path(self._options), f"{self._node}-"
-        for name in self._client.get_children(directory):  # one whose making was not answered
-            if SessionName.of(name).node == self._node:
-                found = self._client.exists(f"{directory}/{name}")
-                if found is not None and found.ephemeralOwner == owner:
-                    self._client.delete(f"{directory}/{name}")
-        path = self._client.create(f"{directory}/{begins}", b"", ephemeral=True, sequence=True)
+        directory = sessions_path(self._options)
+        path = self._found_session(directory, owner)
+        if path is None:
+            path = self._client.create(f"{directory}/{self._node}-", b"", ephemeral=True, sequence=True)
         if self._client.client_id[0] != owner:
             return  # another one by now: look again
         self._owner = owner
         self._must_read_all = True
         self._engine.session = NodeSession(path, round(self._session_timeout_s * 1_000))
 
-    def _end_session(self) -> None:
-        session, self._engine.session = self._engine.session, None
-        if session is not None and self._client.connected:
-            self._client.delete(session.path)
-
-    def _lead(self, is_controller: bool) -> None:
-        self._authority.leads = is_controller
-        if not is_controller:
-            self.controller.step_down()
+    def _found_session(self, directory: str, owner: int) -> str | None:
+        """One that is there already: its making, or its end, was not answered."""
+        for name in sorted(self._client.get_children(directory), key=SessionName.of):
+            if SessionName.of(name).node == self._node:
+                found = self._client.exists(f"{directory}/{name}")
+                if found is not None and found.ephemeralOwner == owner:
+                    return f"{directory}/{name}"
+        return None
 
     # -- reading and writing --
 
@@ -488,9 +468,14 @@ class ZooKeeperMembership:
         batch = self._records.read_all() if reads_all else self._records.read(changed)
         for record in batch:
             self._ledger.apply(*record)
+            kind, _, name = record[1].partition("/")
+            if kind == "load" and record[2] is not None and self._has_read:  # before, it may have been said long ago
+                self.controller.heard(name)
         if batch:
             self._tell(self._listeners.on_records, batch)
-        if not self.has_caught_up and reads_all:
+        if reads_all and not self._has_read:
+            self._has_read = True
+            self.controller.caught_up()
             self._tell(self._caught_up)
 
     def _caught_up(self) -> None:
@@ -503,13 +488,12 @@ class ZooKeeperMembership:
         nodes = {name.node for name in names}
         if gone := self._sessions - nodes:
             self._tell(self._listeners.on_gone, gone)
-        self._sessions = self._authority.members = nodes
+        self._sessions = self._authority.nodes = nodes
         session = self._engine.session
         own = None if session is None else SessionName.of(session.path.rpartition("/")[2])
         if own is not None and own not in names:
             log.warning("node %s has no session any more: it gives up its shards", self._node)
             self._lose_session()
-        self._lead(own is not None and own == min(names, default=own))
 
     def _heard(self, event: Any) -> None:
         self._members_changed.set()

@@ -1,11 +1,12 @@
-"""The controller decides which node owns which shard, and writes that to the partitions topic.
+"""The controller decides which node owns which shard, and writes that to the records of the cluster.
 
-Every node has one. Which one acts, and who is alive, comes from the engine (`Authority`: `kafka.py`,
-`membership/zookeeper.py`). The ledger says everything else; the controller plans (`plan.py`), and writes what changes,
-all or nothing. One that was paused, and goes on after another has taken over, is fenced, and steps down. The first
-thing that a controller writes is its own name; when it reads that, it has read whatever former controllers had
-decided, and plans from there. Whoever wrote its name last is the controller: one that reads another name after its own
-steps down.
+Every node has one. The one that acts is named in the ledger. When it has left, or is dead
+(`membership/liveness.py`), the nodes that are alive come forward in the order of their names, a second after one
+another. It sees in the records and by its links who is alive, and in the ledger everything else; it plans (`plan.py`),
+and writes what changes in a transaction of its engine (`Authority`). One that was paused, and goes on after another has
+taken over, is fenced, and steps down. The first thing that a controller writes is its own name; when
+it reads that, it has read whatever former controllers had decided, and plans from there. Whoever wrote its name last is
+the controller: one that reads another name after its own steps down.
 
 Nothing here is needed for safety: if two controllers decided differently, shards would be fenced back and forth, and
 no message would be handed out twice because of it.
@@ -30,12 +31,15 @@ from penstock.cluster.membership.ledger import (
     ServingRecord,
     ShardRecord,
 )
+from penstock.cluster.membership.liveness import Liveness
 from penstock.cluster.placement.plan import Member, ShardLoad, plan
 from penstock.wire.links import VERSIONS
 
 ENTROPY_BYTES = 64
 SEEN_S_MAX = 10.0
 """How long a decision may take to be read again, before it is made once more."""
+TURN_S = 1.0
+"""So long the next node waits for the one before it to become the controller."""
 RETRY_S = 1.0
 """After a decision that could not be written."""
 DECIDE_S = 0.25
@@ -63,10 +67,14 @@ class Controller:
         self._node = node
         self._ledger = ledger
         self._cool_down_s = cool_down_s
-        self._has_taken_over = False
+        self._is_up = False
+        """While this node is the controller, or comes forward."""
         self._nonce = ""
         self._has_read_own_name = False
+        self.liveness = Liveness(session_timeout_s)
         self._next_look_s = 0.0
+        self._vacant_s: float | None = None
+        """Since when there is no controller."""
         self._moved_s: dict[int, float] = {}
         self._absence_s = session_timeout_s
         self._absent_s: dict[str, float] = {}
@@ -75,6 +83,14 @@ class Controller:
         """Epochs that were written, and not read yet."""
         self._written_s = 0.0
 
+    def caught_up(self) -> None:
+        """Everything was read that was there when this node came."""
+        self.liveness.presume((name for name, node in self._ledger.nodes.items() if node.state != "gone"), _now_s())
+
+    def heard(self, name: str) -> None:
+        """A node has said what its shards do."""
+        self.liveness.heard(name, _now_s())
+
     def turn(self) -> None:
         """Do what is due."""
         now_s = _now_s()
@@ -82,29 +98,44 @@ class Controller:
             return
         self._next_look_s = now_s + DECIDE_S
         try:
-            if not self._has_taken_over:
-                if self._authority.comes_forward(self._alive(now_s), now_s):
+            if not self._is_up:
+                if self._comes_forward(now_s):
                     self._take_over(now_s)
             elif self._has_read_everything(now_s):
                 self._decide(now_s)
         except NotWritten as error:  # whatever it was: what was written is either there, or was given up
             log.warning("%s", error)
             self._written.clear()
-            self._drop()
+            self._is_up = False
             self._next_look_s = _now_s() + RETRY_S
+
+    # -- who is the controller --
+
+    def _comes_forward(self, now_s: float) -> bool:
+        """Whether this node is to be the controller now."""
+        named = self._ledger.controller
+        if named is None or named.node == self._node:  # a new cluster; or this node was it, and was fenced, or ended
+            return True
+        alive = self._alive(now_s)
+        if named.node in alive or self._node not in alive:
+            self._vacant_s = None
+            return False
+        self._vacant_s = now_s if self._vacant_s is None else self._vacant_s
+        in_turn = sorted(alive, key=lambda name: (self._ledger.is_draining(name), name))
+        return now_s - self._vacant_s >= in_turn.index(self._node) * TURN_S
 
     def step_down(self) -> None:
         """Another node is the controller now, or this one ends."""
-        if self._has_taken_over:
+        if self._is_up:
             log.info("node %s is not the controller any more", self._node)
-        self._drop()
+        self._is_up = False
 
     # -- taking over --
 
     def _take_over(self, now_s: float) -> None:
-        self._authority.take_over()
         log.info("node %s takes over as the controller", self._node)
-        self._has_taken_over = True
+        self._authority.take_over()
+        self._is_up, self._vacant_s = True, None
         self._nonce = uuid.uuid4().hex
         self._has_read_own_name = False
         self._written.clear()
@@ -161,7 +192,9 @@ class Controller:
     def _alive(self, now_s: float) -> list[str]:
         """The nodes that live, have said where they are, and do not leave."""
         nodes = self._ledger.nodes
-        return sorted(name for name in self._authority.alive(now_s) if name in nodes and nodes[name].state != "gone")
+        known = self._authority.members()
+        found = self.liveness.alive(now_s) if known is None else self.liveness.alive(now_s) & known
+        return sorted(name for name in found if name in nodes and nodes[name].state != "gone")
 
     def _can_reach(self, name: str) -> bool:
         """Whether a node speaks a version of links that this build speaks, too: if not, it is to have no shards."""
@@ -228,10 +261,6 @@ class Controller:
     def _write(self, records: Mapping[str, Record]) -> None:
         self._authority.write(records)
         self._written_s = _now_s()
-
-    def _drop(self) -> None:
-        self._has_taken_over = False
-        self._authority.drop()
 
 
 def _now_s() -> float:

@@ -7,7 +7,8 @@ In this order:
 2. Shards that were moved *by hand* go where the wish says.
 3. *Draining* nodes are emptied, one shard after the other.
 4. A node that has *nothing*, because it has just come or come back, gets its share, all of it at once.
-5. *Balance*: from the busiest node to the quietest, one shard at a time and not again before the cool-down is over.
+5. *Balance*: from a busy node to the quietest, one shard at a time and not again before the cool-down is over; the
+   busiest first, and the next one if nothing of it can be moved.
 
 Anything but an orphan moves only when no other shard is on its way, and stays where it is otherwise.
 
@@ -27,6 +28,10 @@ import msgspec
 
 RATIO = 1.3
 """How much more than the quietest node the busiest must have to do before a shard moves."""
+OVERLOAD = 1.35
+"""A node with more than so many times the mean is helped as soon as the cool-down is over..."""
+LEISURE = 12
+"""... and others after so many cool-downs: what is good enough may wait, and what comes and goes is left alone."""
 IDLE_LOAD = 100.0
 """What a shard counts, in messages a second, when it has nothing to do."""
 COMMIT_MESSAGES = 50.0
@@ -34,7 +39,9 @@ COMMIT_MESSAGES = 50.0
 MESSAGE_BYTES = 4096.0
 """So many bytes cost about as much as one more message."""
 GAP_SHARE_MAX = 0.8
-"""A shard with a larger share of the gap between two nodes would only turn them round."""
+"""A shard with a larger share of the gap between two nodes would only turn them round..."""
+OVERLOAD_GAP_SHARE_MAX = 0.95
+"""... which is better than nothing where a node has far too much."""
 NODE_SHARE_MIN = 0.001
 """A shard with a smaller share of its node's load is not worth moving."""
 STAY_COOL_DOWNS = 5
@@ -166,28 +173,32 @@ class _Table:
         return dict(sorted(moves.items()))
 
     def balanced(self, now_s: float, cool_down_s: float) -> dict[int, str]:
-        """A shard from the busiest node to the quietest, if that is worth it and it is time."""
+        """A shard from a busy node to the quietest, if that is worth it and it is time."""
         candidates = self._candidates()
         newest_s = max((shard.moved_s for shard in self._shards), default=float("-inf"))
-        if len(candidates) < 2 or now_s - newest_s < cool_down_s:
+        if len(candidates) < 2:
             return {}
-        quietest = min(candidates, key=self._loads.__getitem__)
-        busiest = max(candidates, key=self._loads.__getitem__)
-        most, gap = self._loads[busiest], self._loads[busiest] - self._loads[quietest]
-        if most <= RATIO * self._loads[quietest]:
-            return {}
-        movable = [
-            shard
-            for shard in self._shards
-            if shard.owner == busiest
-            and shard.number not in self._pinned
-            and now_s - shard.moved_s >= STAY_COOL_DOWNS * cool_down_s
-            and most * NODE_SHARE_MIN <= shard.load <= gap * GAP_SHARE_MAX
-        ]
-        if not movable:
-            return {}
-        best = min(movable, key=lambda shard: (abs(gap - 2 * shard.load), shard.number))
-        return {best.number: quietest}
+        busiest_first = sorted(candidates, key=self._loads.__getitem__, reverse=True)
+        quietest = busiest_first.pop()
+        least, mean = self._loads[quietest], sum(self._loads[name] for name in candidates) / len(candidates)
+        for busy in busiest_first:
+            most, gap = self._loads[busy], self._loads[busy] - least
+            is_overloaded = most > OVERLOAD * mean
+            pauses, share_max = (1, OVERLOAD_GAP_SHARE_MAX) if is_overloaded else (LEISURE, GAP_SHARE_MAX)
+            if most <= RATIO * least or now_s - newest_s < pauses * cool_down_s:
+                break
+            movable = [
+                shard
+                for shard in self._shards
+                if shard.owner == busy
+                and shard.number not in self._pinned
+                and now_s - shard.moved_s >= STAY_COOL_DOWNS * cool_down_s
+                and most * NODE_SHARE_MIN <= shard.load <= gap * share_max
+            ]
+            if movable:
+                best = min(movable, key=lambda shard: (abs(gap - 2 * shard.load), shard.number))
+                return {best.number: quietest}
+        return {}
 
     def _takes(self, name: str) -> bool:
         return name in self._members and not self._members[name].is_draining

@@ -51,7 +51,6 @@ _MIX_1: Final = 0x3F58476D1CE4E5B9
 _MIX_2: Final = 0x14D049BB133111EB
 _BACK_1: Final = pow(_MIX_1, -1, 1 << 62)
 _BACK_2: Final = pow(_MIX_2, -1, 1 << 62)
-_IDS_KNOWN: Final = 64
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -69,34 +68,24 @@ class MessageIds:
     True
     """
 
-    __slots__ = ("_earlier", "_key", "_known", "_queue", "_realm", "_top")
+    __slots__ = ("_earlier", "_key", "_queue", "_realm", "_top")
 
     def __init__(self, realm: int, queue_id: int) -> None:
         self._earlier = (realm, queue_id)
         self._realm = _scrambled(realm)
         self._top, self._key = _top_and_key(self._realm, queue_id >> 4)
         self._queue = (queue_id & 15) << _SEQUENCE_BITS
-        self._known: dict[int, str] = {}
-        """The last ones: most messages are received soon after they were sent."""
 
     def text(self, sequence: int) -> str:
         """The id of the message with this number."""
-        known = self._known.get(sequence)
-        if known is not None:
-            return known
         if sequence > _SEQUENCES:
             return _earlier_id(*self._earlier, sequence)
         low = ((self._queue | sequence) ^ self._key) * _MIX_1 & _LOW
         low = (low ^ (low >> 31)) * _MIX_2 & _LOW
         low ^= low >> 31
         mixed = (low ^ self._realm) * _MIX_2 & _MASK  # as `_mixed`, which costs a call
-        high = f"{self._top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}"
-        digits = f"{_VARIANT | low:016x}"
-        text = f"{high[:8]}-{high[8:12]}-4{high[12:]}-{digits[:4]}-{digits[4:]}"
-        if len(self._known) >= _IDS_KNOWN:
-            self._known.clear()
-        self._known[sequence] = text
-        return text
+        digits = f"{self._top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}{_VARIANT | low:016x}"
+        return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-{digits[15:19]}-{digits[19:]}"
 
     def texts(self, first: int, count: int) -> list[str]:
         """The ids of so many messages from a number on."""

@@ -23,8 +23,8 @@ from penstock.core.queues.queue import NORMAL_PLACES, Queue
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, Kind
-from penstock.core.storage.records import StageRecord
-from penstock.core.storage.segments import Segment, SegmentRecord, staged_lane
+from penstock.core.storage.records import SegmentRecord, StageRecord
+from penstock.core.storage.segments import Segment, staged_lane
 from penstock.core.transfer.outbox import forwarded
 
 if TYPE_CHECKING:

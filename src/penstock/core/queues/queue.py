@@ -200,12 +200,10 @@ class Queue:
         if self.config.retention_bytes is not None:
             self._shrink(self.config.retention_bytes)
 
-    def keep(self, key: ChunkKey, chunk: Chunk) -> None:
-        """Write a chunk, and count it."""
-        self.write_buffer.put(key, chunk)
-        self._count_in(key)
-
-    def _count_in(self, key: ChunkKey) -> None:
+    def keep(self, key: ChunkKey, chunk: Chunk | None) -> None:
+        """Write a chunk, unless it is there already, and count it."""
+        if chunk is not None:
+            self.write_buffer.put(key, chunk)
         self.messages += key.messages
         self.size += key.size
         self._dirty[self] = None
@@ -218,7 +216,7 @@ class Queue:
         now_ms = segment.sent_ms
         self.write_buffer.segments.add(segment)
         for key in map(segment.seen, staged):
-            self._count_in(key)
+            self.keep(key, None)
             self._announce(key, None, now_ms)
             self.sent_bytes += key.size
         self.next_sequence += segment.count

@@ -113,3 +113,12 @@ class OutboxTarget(msgspec.Struct, array_like=True):
 
     first: int = 0
     next: int = 0
+
+
+class SegmentRecord(msgspec.Struct, array_like=True):
+    """The stored form of a segment; queue, lane and first number are in its key."""
+
+    order: int
+    count: int
+    sent_ms: int
+    left: int

@@ -30,8 +30,8 @@ from penstock.core.queues.queue import Queue
 from penstock.core.queues.reserve import AHEAD, Reserve
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, Kind, LaneKind
-from penstock.core.storage.records import AttemptRecord, Consumer
-from penstock.core.storage.segments import Segment, SegmentRecord, staged_lane
+from penstock.core.storage.records import AttemptRecord, Consumer, SegmentRecord
+from penstock.core.storage.segments import Segment, staged_lane
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker

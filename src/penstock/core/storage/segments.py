@@ -24,15 +24,7 @@ import msgspec
 from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import ChunkKey, LaneKind, lane_code
-
-
-class SegmentRecord(msgspec.Struct, array_like=True):
-    """The stored form of a segment; queue, lane and first number are in its key."""
-
-    order: int
-    count: int
-    sent_ms: int
-    left: int
+from penstock.core.storage.records import SegmentRecord
 
 
 class Segment:
@@ -90,7 +82,7 @@ class Segments:
     def __init__(self) -> None:
         self.by_queue: dict[int, list[Segment]] = {}
         """By queue, in the order of their numbers."""
-        self.dirty: dict[Segment, None] = {}
+        self.unsaved: dict[Segment, None] = {}
 
     def of(self, queue_id: int) -> list[Segment]:
         """The segments of a queue."""
@@ -107,12 +99,12 @@ class Segments:
     def add(self, segment: Segment) -> None:
         """Staged chunks have got their numbers."""
         insort(self.by_queue.setdefault(segment.queue_id, []), segment, key=_first_of)
-        self.dirty[segment] = None
+        self.unsaved[segment] = None
 
     def count(self, segment: Segment, messages: int) -> None:
         """A segment has so many messages more, or fewer; without any it goes."""
         segment.left += messages
-        self.dirty[segment] = None
+        self.unsaved[segment] = None
         if segment.left <= 0:
             found = self.by_queue[segment.queue_id]
             found.remove(segment)
@@ -122,14 +114,14 @@ class Segments:
     def drop(self, queue_id: int, changes: Changes) -> None:
         """All chunks of a queue go."""
         for segment in self.by_queue.pop(queue_id, []):
-            self.dirty.pop(segment, None)
+            self.unsaved.pop(segment, None)
         changes.drop(keys.record(keys.Kind.SEGMENT, queue_id))
 
     def save(self, changes: Changes) -> None:
         """Write what has changed."""
-        for segment in self.dirty:
+        for segment in self.unsaved:
             changes.records[segment.record_key] = msgspec.msgpack.encode(segment.record) if segment.left > 0 else None
-        self.dirty.clear()
+        self.unsaved.clear()
 
     def restore(self, key: bytes, data: bytes) -> Segment:
         """Take a segment back from its record."""

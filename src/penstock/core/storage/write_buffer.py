@@ -199,7 +199,7 @@ class WriteBuffer:
             entry.stored = True
             self.changes.records[record_key] = window.encode(entry)
         self._entries = {}
-        if self.segments.dirty:
+        if self.segments.unsaved:
             self.segments.save(self.changes)
         changes, self.changes = self.changes, Changes()
         self.committing.append(changes)

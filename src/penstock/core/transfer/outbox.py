@@ -37,8 +37,8 @@ from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, Kind
-from penstock.core.storage.records import OutboxRecord, OutboxTarget
-from penstock.core.storage.segments import Segment, SegmentRecord
+from penstock.core.storage.records import OutboxRecord, OutboxTarget, SegmentRecord
+from penstock.core.storage.segments import Segment
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker

@@ -208,6 +208,9 @@ class HttpConnection:
         elif is_admitted:
             self._parser = httptools.HttpRequestParser(self)
             self.deadline = self._server.now + self._server.limits.idle_timeout_s
+        elif self._server.is_draining:  # it was accepted in the moment in which the server stopped listening
+            self._reject(503, "stopping", "the server is being stopped: try again")
+            self._pump()
         else:
             reason = "too many connections: try again later, or raise connections_max"
             self._reject(503, "too_many_connections", reason)

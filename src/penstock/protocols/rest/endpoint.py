@@ -527,7 +527,13 @@ def _said(error: msgspec.ValidationError) -> str:
 
     >>> _said(msgspec.ValidationError("Expected `int`, got `str` - at `$.messages[3].delay`"))
     'messages[3].delay: Expected `int`, got `str`'
+    >>> _said(msgspec.ValidationError("Object contains unknown field `bdy`"))
+    'unknown field `bdy`: /v1/docs has the fields of every request'
     """
-    text = str(error)
+    text = re.sub(
+        r"^Object (?:contains )?((?:unknown|missing required) field `.*?`)",
+        r"\1: /v1/docs has the fields of every request",
+        str(error),
+    )
     found = re.search(r" - at `\$\.?(.*?)`$", text)
     return text if found is None else f"{found[1]}: {text[: found.start()]}".removeprefix(": ")

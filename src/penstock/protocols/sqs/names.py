@@ -29,7 +29,7 @@ ACCOUNT = re.compile(r"[0-9]{12}\Z")
 REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
 _SCOPED = re.compile(r"([0-9]{12})\.([a-z0-9-]{1,32})\.(.+)\Z")
 """A queue's name inside, with account and region."""
-_OFREGION = re.compile(r"(?:sqs\.|queue\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
+_OF_REGION = re.compile(r"(?:sqs\.|queue\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
 """The hosts of AWS that name a region: `sqs.eu-west-1.amazonaws.com`, `eu-west-1.queue.amazonaws.com`."""
 TOPIC_PREFIX = "sns."
 """What the name of a topic's queue begins with, after its account and region."""
@@ -183,7 +183,7 @@ class Scope:
             account = place[-1]
         if len(place) > 2 and place[-3] == "queue" and REGION.match(place[-2]):
             region = place[-2]
-        elif (found := _OFREGION.match(host)) is not None:
+        elif (found := _OF_REGION.match(host)) is not None:
             region = found[1]
         return self._arns.inside(account, region, unquote(name))
 

@@ -8,6 +8,7 @@ an enclosing one in XML.
 from __future__ import annotations
 
 import base64
+import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
@@ -15,7 +16,14 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from penstock.protocols.http import Exchange
-from penstock.protocols.sqs.errors import MALFORMED_INPUT, QUEUE_DOES_NOT_EXIST, UNKNOWN_OPERATION, SqsError
+from penstock.protocols.http.exchange import Rendered
+from penstock.protocols.sqs.errors import (
+    MALFORMED_INPUT,
+    QUEUE_DOES_NOT_EXIST,
+    SERVICE_UNAVAILABLE,
+    UNKNOWN_OPERATION,
+    SqsError,
+)
 from penstock.protocols.sqs.message_attributes import escaped
 from penstock.protocols.sqs.shapes import Shape
 
@@ -277,6 +285,14 @@ def respond_error(exchange: Exchange, error: SqsError) -> None:
     exchange.outcome = error.kind.code
     headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
     exchange.respond(error.kind.status, headers, encode_error(error, exchange.request_id))
+
+
+def render_refusal(status: int, _code: str, reason: str) -> Rendered:
+    """What is said to who is refused before a handler sees a request, in whichever protocol it would have been. SDKs of
+    the Query protocol fail on anything but XML, and those of JSON take it for a text.
+    """
+    kind = SERVICE_UNAVAILABLE if status == SERVICE_UNAVAILABLE.status else MALFORMED_INPUT
+    return (CONTENT_TYPE,), encode_error(SqsError(kind, reason), str(uuid.uuid4()))
 
 
 def encode_error(error: SqsError, request_id: str) -> bytes:
