@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from penstock.cluster.membership.ledger import NodeRecord, Record
 from penstock.cluster.membership.kafka import kafka_controller
+from penstock.cluster.membership.ledger import NodeRecord, Record
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.cluster.ownership.fenced import Log, Topic
 from tests.cluster.ownership.test_ownership import RETRY_TIMEOUT_S, Member
