@@ -110,9 +110,9 @@ def messages(frame: Any, key: str | None = None) -> Any:
     """The rows of a frame as messages: each as JSON, in the column `value`. `key` is SQL: the group of each message."""
     from pyspark.sql import functions as sql
 
-    plain = frame.drop(MESSAGE)
     named = [] if key is None else [sql.expr(key).cast("string").alias("key")]
-    return plain.select(sql.to_json(sql.struct("*")).alias("value"), *named)
+    # not frame.drop(): a server of Spark Connect analyses that at once, and spark-pipelines allows no analysis
+    return frame.select(sql.to_json(sql.struct("*").dropFields(MESSAGE)).alias("value"), *named)
 
 
 def checked(

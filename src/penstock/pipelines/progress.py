@@ -53,13 +53,28 @@ class Batch:
             f"{name.removeprefix(REJECTS_METRICS)}: {reason}": int(rows)
             for name, counts in report.get("observedMetrics", {}).items()
             if name.startswith(REJECTS_METRICS)
-            for reason, rows in counts.items()
+            for reason, rows in _counts(counts).items()
             if rows
         }
         rows = report.get("numInputRows")  # which Spark Connect says for each source only
         if rows is None:
             rows = sum(int(source.get("numInputRows") or 0) for source in report.get("sources", ()))
         return cls(report["batchId"], report["timestamp"], rows, seconds, lag, rejects)
+
+
+def _counts(found: Any) -> dict[str, Any]:
+    """Observed counts by name. Spark Connect may give a row as its values and its schema.
+
+    >>> _counts({"schema": {"fields": [{"name": "no JSON"}]}, "values": [2]}), _counts({"no JSON": 2})
+    ({'no JSON': 2}, {'no JSON': 2})
+    """
+    if not isinstance(found.get("values"), list):
+        return {name: rows for name, rows in found.items() if isinstance(rows, int)}
+    try:
+        schema = json.loads(found["schema"]) if isinstance(found["schema"], str) else found["schema"]
+        return dict(zip([each["name"] for each in schema["fields"]], found["values"], strict=True))
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _offsets(found: Any) -> dict[str, int]:

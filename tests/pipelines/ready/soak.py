@@ -224,7 +224,7 @@ class OfOnesOwn(Trial):
             f"""
             name: orders
             dead_letters: out.dead
-            source: {{queue: in, options: {{maxOffsetsPerTrigger: {max(1, self.messages // 200)}}}}}
+            source: {{queue: in, options: {{maxOffsetsPerTrigger: {max(250, self.messages // 200)}}}}}
             restart: {{times: 20, pause_s: 0.5, pause_s_max: 2}}
             steps:
               - {{name: numbers, parse: csv, schema: n bigint, checks: {{no tenth: n % 10 <> 0}}}}
