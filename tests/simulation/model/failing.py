@@ -32,7 +32,7 @@ class Failing(Ground):
             tick_ms = config.backoff.tick_ms
         copy.state = State.DELAYED if delay_ms else State.READY
         copy.deadline_ms = -(-(self.now_ms + delay_ms) // tick_ms) * tick_ms if delay_ms else 0
-        stays = config.is_fifo or (is_first and not delay_ms)
+        stays = config.is_fifo or (is_first and not delay_ms and copy.place is not Place.RETRY)
         copy.place = Place.AGAIN if stays else Place.RETRY
         if not stays:
             self._may_be_gone(queue, [copy.message.sequence])
