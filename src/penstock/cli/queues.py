@@ -13,7 +13,6 @@ from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
-from penstock.core.commands import MAIN
 from penstock.tables import cell
 
 if TYPE_CHECKING:
@@ -96,7 +95,8 @@ def create(
     """
     kind: dict[str, Any] = {"kind": "fifo"} if fifo else {}
     is_new = queue not in ps.queues(queue)
-    ps.create_queue(queue, channels=() if no_main else (MAIN,), **settings_of(settings), **kind)
+    channels = {"channels": ()} if no_main else {}
+    ps.create_queue(queue, **channels, **settings_of(settings), **kind)
     text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
     print_done(text, {"queue": queue, "created": is_new}, as_json)
 
