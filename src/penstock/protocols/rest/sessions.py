@@ -102,7 +102,7 @@ def _need_admin(principal: Principal, queues: list[str]) -> None:
     if not principal.has(right):
         raise AccessDenied(f"{principal.name!r} may not end sessions of others: that needs the right to admin")
     if not queues and not principal.allows_all(right):
-        raise AccessDenied(f"{principal.name!r} may not administer all queues: that takes it to end an idle session")
+        raise AccessDenied(f"{principal.name!r} may not administer all queues: ending an idle session needs this right")
     for queue in queues:
         if not principal.allows(right, queue):
             if not principal.may_see(queue):
