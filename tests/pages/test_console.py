@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -415,7 +416,7 @@ def test_streams_and_pipelines_of_spark_are_seen_through_their_channels(browser:
 
 def test_runs_of_pipelines_show_what_they_report(browser: Browser, server: Server) -> None:
     query = {"query": "to_table", "state": "running", "batches": 3, "rows": 1200, "rows_per_s": 512.3, "lag": 40}
-    status = {"pipeline": "menu", "state": "running", "queries": [query | {"error": "", "rejects": {}}]}
+    status: dict[str, Any] = {"pipeline": "menu", "state": "running", "queries": [query | {"error": "", "rejects": {}}]}
     row = ".runs tbody tr"
     with browser.open(f"{server.url}/#/spark") as page, server.client() as client:
         shows(page, "Rollup report")
