@@ -5,9 +5,9 @@
 
 It is kombu's SQS transport with four things put right. kombu's serves fan-out exchanges and does not say so, and
 Celery leaves remote control out where they are missing. It keeps bindings in the process that made them, so that a
-worker does not know the queue of who asked it: here that queue's name is worked out. For the same reason a sender takes the exchange of a broadcast for
-a direct one, and its task is lost: here an exchange that has a topic fans out. And it deletes what needs no ack through
-an event loop, which only workers have.
+worker does not know the queue of who asked it: here that queue's name is worked out. For the same reason a sender takes
+the exchange of a broadcast for a direct one, and its task is lost: here an exchange that has a topic fans out. And it
+deletes what needs no ack through an event loop, which only workers have.
 """
 
 from __future__ import annotations
