@@ -596,7 +596,7 @@ def test_every_readable_message_comes_once_and_none_is_missing_without_a_word(sa
 
 @pytest.fixture(scope="module")
 def flipper(tmp_path_factory: pytest.TempPathFactory) -> Flipper:
-    return Flipper(tmp_path_factory.mktemp("salvage"))
+    return Flipper(tmp_path_factory.mktemp("salvage"), stages=False)
 
 
 def test_whatever_byte_is_flipped_salvage_brings_what_is_readable_and_lists_the_rest(

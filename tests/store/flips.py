@@ -61,8 +61,11 @@ def opened(directory: Path) -> EmbeddedStore:
     return open_embedded(directory, options=OPTIONS, background=False)
 
 
-def build(directory: Path) -> None:
-    """Make a directory with everything in it. It is as a process leaves it that is killed."""
+def build(directory: Path, *, stages: bool = False) -> None:
+    """Make a directory with everything in it. It is as a process leaves it that is killed.
+
+    `stages`: with sends that were staged for a commit which never came. Salvage cannot always know them from messages.
+    """
     live = directory.with_name("live")
     with patch.object(table_module, "PAGE_BYTES", PAGE_BYTES):
         store = opened(live)
@@ -78,6 +81,9 @@ def build(directory: Path) -> None:
             driver.do(c.DeleteQueue(name=name))
     store.apply_now()
     go_on(driver)
+    if stages:
+        large = [c.Send(queue=here("large"), bodies=[b"not committed"])]
+        driver.do(c.StageWork(name="large", sends=large, send_shards=[0]))
     shutil.copytree(live, directory, copy_function=_copy_sparsely)
     store.close()
 
@@ -133,8 +139,6 @@ def fill(driver: BrokerDriver) -> None:
 
 def go_on(driver: BrokerDriver) -> None:
     """Something of all that once more, for the journal alone."""
-    large = [c.Send(queue=here("large"), bodies=[b"not committed"])]
-    driver.do(c.StageWork(name="large", sends=large, send_shards=[0]))
     work, once = here("work"), here("once")
     driver.create(here("late"))
     driver.send(b"late", queue=here("late"))
@@ -236,10 +240,10 @@ def flip(path: Path, offset: int, mask: int) -> None:
 class Flipper:
     """A directory, and copies of it with one byte flipped."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, stages: bool = True) -> None:
         self.original = home / "original"
         self._copy = home / "copy"
-        build(self.original)
+        build(self.original, stages=stages)
         shutil.copytree(self.original, self._copy)
         store = opened(self._copy)
         self.before = Content.of(store)

@@ -53,7 +53,7 @@ def spoil(directory: Path, statement: str, *arguments: object) -> None:
 @pytest.fixture
 def closed(tmp_path: Path) -> tuple[Path, Content]:
     """A directory that was closed in order, and what is in it."""
-    flips.build(tmp_path / "data")
+    flips.build(tmp_path / "data", stages=True)
     store = open_embedded(tmp_path / "data", options=OPTIONS, background=False)
     content = Content.of(store)
     store.close()
