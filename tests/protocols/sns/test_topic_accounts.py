@@ -151,6 +151,8 @@ def test_a_label_that_cannot_be_read_is_left_out_and_stops_nothing(
     server = serving(tmp_path)
     try:
         sns = client(server)
+        for queue in "qr":
+            server.call(CreateQueue(name=queue))
         topic = sns.create_topic(Name="news")["TopicArn"]
         sns.subscribe(TopicArn=topic, Protocol="penstock", Endpoint="q")
         labels = server.call(DescribeQueue(name="sns.news")).config.labels
