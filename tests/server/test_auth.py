@@ -10,8 +10,10 @@ import pytest
 from penstock.core.commands import ChangeQueue, CreateQueue
 from penstock.core.errors import AccessDenied, TooManyFailedLogins
 from penstock.core.queues.config import QueueConfig
+from penstock.protocols.sqs.attributes import LABEL as SQS_LABEL
 from penstock.server.auth import Credentials, FailedLogins, Grant, Principal, authorize
 from penstock.server.settings import InvalidSettings, parse
+from penstock.transfer.contents import LABEL
 
 
 def credentials_of(text: str) -> Credentials:
@@ -209,6 +211,6 @@ def test_who_has_not_all_rights_sets_no_labels_of_the_servers(command: CreateQue
 
 
 def test_an_import_may_say_in_a_label_how_far_it_came() -> None:
-    for labels in ({"penstock-import": "0123", "sqs.Policy": "{}"}, {}, "no labels at all"):
+    for labels in ({LABEL: "0123", f"{SQS_LABEL}Policy": "{}"}, {}, "no labels at all"):
         authorize(MINE, ChangeQueue(name="mine", changes={"labels": labels, "lease_ms": 5}), {})
-    authorize(MINE, CreateQueue(name="mine", config=QueueConfig(labels={"penstock-import": "0123"})), {})
+    authorize(MINE, CreateQueue(name="mine", config=QueueConfig(labels={LABEL: "0123"})), {})
