@@ -109,7 +109,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
           says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. What it has done and not acknowledged is done again.`}
           button="End the session"
           destroys
-          cli={["curl", "-X", "DELETE", `${location.origin}/v1/sessions/${ending.session}`]}
+          cli={["session", "end", ending.session]}
           act={() => ask("DELETE /v1/sessions/{session}", { session: ending.session })}
           done="The session has ended."
           close={() => (setEnding(undefined), void again())}

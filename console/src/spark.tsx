@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, ask, askAt, stream, type ChannelCounts, type NamedCounts, type QueueCountsList } from "./api";
-import { Cli, Trouble, useLoaded, type Loaded } from "./parts";
+import { Cli, Trouble, useLive, useLoaded, type Loaded } from "./parts";
 import { duration, number, rate } from "./text";
 
 const AT_A_TIME = 1000;
@@ -128,6 +128,7 @@ export function Spark() {
           </div>
         </section>
       )}
+      <Reports />
       {pipelines.map((each) => (
         <Rejects key={each} pipeline={each} sources={[...new Set(rows.filter((row) => row.pipeline === each).map((row) => row.queue))]} />
       ))}
@@ -137,6 +138,136 @@ export function Spark() {
         <Cli words={["pipeline", "run", "rollup", "--table", "metrics", "--window", "10 seconds", "--report", "report.html"]} />
       </section>
     </main>
+  );
+}
+
+const REPORTS = "penstock.pipelines";
+const REPORTS_MAX = 500;
+const SILENT_S = 60;
+const LOOK_AT_CLOCK_MS = 5_000;
+
+interface Report {
+  at: number;
+  pipeline: string;
+  state: string;
+  queries: { name: string; state: string; batches: number | null; rows: number | null; perSecond: number | null; lag: number | null; error: string; rejects: [string, number][] }[];
+}
+
+/** What a pipeline has reported, or null: whoever may write to the queue may have written anything. */
+function reportOf(body: string, pipeline: string, at: number): Report | null {
+  const text = (value: unknown) => (typeof value === "string" ? value : "");
+  const count = (value: unknown) => (typeof value === "number" ? value : null);
+  try {
+    const told = JSON.parse(body);
+    const queries = told.queries.map((each: Record<string, unknown>) => ({
+      name: text(each.query),
+      state: text(each.state),
+      batches: count(each.batches),
+      rows: count(each.rows),
+      perSecond: count(each.rows_per_s),
+      lag: count(each.lag),
+      error: text(each.error),
+      rejects: Object.entries(each.rejects ?? {}).map(([reason, rows]) => [reason, count(rows) ?? 0]),
+    }));
+    return { at, pipeline, state: text(told.state), queries };
+  } catch {
+    return null;
+  }
+}
+
+/** The newest report of each pipeline. Once all are known, only what is new is read. */
+function useReports(): Loaded<Report[]> {
+  const counts = useLive("GET /v1/stats/queues", { prefix: REPORTS, limit: 1 }, true);
+  const known = useRef({ next: 0, newest: new Map<string, Report>() });
+  const end = counts.value?.queues.find((each) => each.name === REPORTS)?.stats.end_offset ?? 0;
+  const reports = useLoaded(
+    async () => {
+      const { newest } = known.current;
+      if (end < known.current.next) known.current.next = 0; // the queue was made anew
+      let offset = Math.max(known.current.next, end - REPORTS_MAX);
+      while (offset < end) {
+        const page = await ask("GET /v1/queues/{queue}/records", { queue: REPORTS, offset, max: REPORTS_MAX });
+        for (const each of page.records) {
+          const report = reportOf(each.body, each.key ?? "", each.timestamp);
+          if (report) newest.set(report.pipeline, report);
+        }
+        if (page.next_offset <= offset) break;
+        offset = page.next_offset;
+      }
+      known.current.next = offset;
+      return [...newest.values()].sort((one, other) => one.pipeline.localeCompare(other.pipeline));
+    },
+    [end],
+    true,
+  );
+  return { ...reports, error: counts.error ?? reports.error };
+}
+
+/** What runs of pipelines say of themselves, in a queue of this server. */
+function Reports() {
+  const found = useReports();
+  const [now, setNow] = useState(Date.now() / 1000);
+  useEffect(() => {
+    const clock = setInterval(() => setNow(Date.now() / 1000), LOOK_AT_CLOCK_MS);
+    return () => clearInterval(clock);
+  }, []);
+  if (!found.value?.length) return <Trouble error={found.error} />;
+  const shown = (count: number | null) => (count === null ? "–" : number(count));
+  return (
+    <section>
+      <header class="bar">
+        <h2>Runs of pipelines</h2>
+        <small>
+          as they report in <a href={`#/queues/${REPORTS}`}>{REPORTS}</a>
+        </small>
+      </header>
+      <Trouble error={found.error} />
+      <div class="wide">
+        <table class="runs">
+          <thead>
+            <tr>
+              <th>pipeline</th>
+              <th>query</th>
+              <th class="number">batches</th>
+              <th class="number">rows</th>
+              <th class="number">rows/s</th>
+              <th class="number">lag</th>
+              <th>rejected rows, by reason</th>
+              <th class="number">reported</th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.value.flatMap((run) =>
+              run.queries.map((each, index) => (
+                <tr key={`${run.pipeline} ${index}`}>
+                  <td class="name">
+                    {index === 0 && run.pipeline}
+                    {index === 0 && ["running", "starting"].includes(run.state) && now - run.at > SILENT_S && <span class="tag warn">no word for {duration(now - run.at)}</span>}
+                  </td>
+                  <td>
+                    {each.name}
+                    <span class={`tag ${each.state === "failed" ? "bad" : each.state === "running" || each.state === "done" ? each.state : ""}`}>{each.state}</span>
+                    {each.error && <div class="mono">{each.error}</div>}
+                  </td>
+                  <td class="number">{shown(each.batches)}</td>
+                  <td class="number">{shown(each.rows)}</td>
+                  <td class="number">{rate(each.perSecond)}</td>
+                  <td class="number">{shown(each.lag)}</td>
+                  <td>
+                    {each.rejects.map(([reason, rows]) => (
+                      <div key={reason}>
+                        {reason}: {number(rows)}
+                      </div>
+                    ))}
+                  </td>
+                  <td class="number">{duration(Math.max(0, now - run.at))} ago</td>
+                </tr>
+              )),
+            )}
+          </tbody>
+        </table>
+      </div>
+    </section>
   );
 }
 

@@ -26,7 +26,7 @@ from penstock.client.sync.message import Message
 from penstock.client.sync.penstock import Penstock, Redrive, Session
 from penstock.client.sync.queue import Channel, Consumer, Queue
 from penstock.client.sync.unit_of_work import UnitOfWork
-from penstock.core.commands import ChannelStats, Damage, QueueInfo, RedriveTask, Stats
+from penstock.core.commands import ChannelStats, Damage, QueueInfo, RedriveTask, SessionInfo, Stats
 from penstock.core.delivery.states import State
 from penstock.core.errors import (
     AccessDenied,
@@ -144,6 +144,7 @@ __all__ = [
     "SentMessage",
     "SentMessages",
     "Session",
+    "SessionInfo",
     "SessionNotFound",
     "ShardClosed",
     "StaleReceipt",

@@ -94,8 +94,8 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
             # Whoever forgets the engine would have a server of its own, and take it for one of many.
             told = ", ".join(f"--{flag.replace('_', '-')}" for flag in alien)
             wanted = [each for each in _CLUSTERS if all(each in OF_CLUSTERS[flag] for flag in alien)]
-            say = f"say --engine {' or '.join(wanted)} as well" if wanted else "they are of different engines"
-            raise InvalidSettings(f"{told}: for one of many nodes; {say}")
+            say = f"add --engine {' or '.join(wanted)}" if wanted else "they belong to different engines"
+            raise InvalidSettings(f"{told}: only for nodes of a cluster; {say}")
         if engine not in _CLUSTERS and (name := foreign_file(Path(chosen.server.data))):
             raise InvalidSettings(
                 f"--data: {chosen.server.data} has other files in it ({name}) and no queues: "

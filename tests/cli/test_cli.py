@@ -87,7 +87,12 @@ class Shell:
     def json(self, *arguments: str) -> list[dict[str, Any]]:
         ended = self.ended(*arguments, "--json")
         assert ended.status in (Exit.OK, Exit.NOTHING), ended
-        assert bool(ended.rows) == (ended.status == Exit.OK) or arguments[0] in ("queue", "channel", "consumer")
+        assert bool(ended.rows) == (ended.status == Exit.OK) or arguments[0] in (
+            "queue",
+            "channel",
+            "consumer",
+            "session",
+        )
         return ended.rows
 
 
@@ -470,6 +475,27 @@ def test_channels_are_listed_paused_purged_and_deleted(shell: Shell) -> None:
     shell("channel", "delete", "orders", "audit")
     assert [row["channel"] for row in shell.json("channel", "list", "orders")] == ["main"]
     assert shell.ended("channel", "delete", "orders", "audit").status == Exit.NOTHING
+
+
+def test_sessions_are_listed_with_what_they_hold_and_ended(place: Place) -> None:
+    shell = place.shell
+    shell("send", "orders", "a", "b", "c")
+    with place.open() as ps:
+        ps.session("worker-1", ttl=600).queue("orders").receive(2, lease=600)
+    (row,) = shell.json("session", "list", "--queue", "orders")
+    assert (row["name"], row["ttl"], row["held"], row["is_connection"]) == ("worker-1", 600, 2, False)
+    (lease,) = row["leases"]
+    assert (lease["queue"], lease["channel"], lease["count"]) == ("orders", "main", 2)
+    assert lease["until"] == pytest.approx(lease["since"] + 600) == pytest.approx(time.time() + 600, abs=60)
+    assert row["session"] in [each["session"] for each in shell.json("session", "list", "--limit", "9")]
+    shown = shell("session", "list")
+    assert re.search(rf"^{row['session']} +worker-1 +session +[0-9]+s ago +2 +orders/main: 2 +[0-9]+s *$", shown, re.M)
+    assert shell("session", "end", row["session"], "--yes") == f"ended {row['session']}: 2 messages released\n"
+    assert shell.json("session", "list", "--queue", "orders") == []
+    assert shell.json("stats", "orders")[0]["ready"] == 3
+    assert shell.ended("session", "end", row["session"]).status == Exit.NOTHING
+    assert shell.ended("session", "end", "worker-1").status == Exit.USAGE
+    assert shell.ended("session", "list", "--queue", "nowhere").status == Exit.NOTHING
 
 
 def test_a_consumer_reads_on_from_where_it_was(shell: Shell) -> None:

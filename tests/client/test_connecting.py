@@ -36,6 +36,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import StaleReceipt
 from penstock.core.queues.config import QueueConfig
+from penstock.server.audit import audit_of
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from penstock.store.memory import MemoryStore
@@ -811,6 +812,37 @@ def test_what_was_sent_before_the_token_was_revoked_is_of_unknown_outcome(make_s
     with pytest.raises(penstock.AccessDenied):
         orders.send(b"b")
     assert [message.body for message in site.connect(token="token-2").queue("orders").peek()] == [b"a"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_sessions_are_seen_and_ended_by_the_rights_on_what_they_hold(
+    make_site: Callable[..., Site], transport: str
+) -> None:
+    reader = Principal("reader", "AK1", [Grant(("shop",), ("read",))])
+    boss = Principal("boss", "AK2", [Grant()])
+    known = [Credential("AK1", Secret("s"), reader, Secret("one")), Credential("AK2", Secret("s"), boss, Secret("two"))]
+    site = make_site(credentials=Credentials(known))
+    small, great = site.connect(token="one", transport=transport), site.connect(token="two", transport=transport)
+    for queue in ("shop", "till"):
+        great.queue(queue).send(b"a")
+        great.session(f"of {queue}").queue(queue).receive()
+    idle = great.session("idle")
+    assert [each.name for each in small.sessions()] == ["of shop"]
+    ids = {each.name: each.id for each in great.sessions()}
+    assert {"of shop", "of till"} <= ids.keys()
+    for name in ("of shop", "of till", *(["idle"] if "idle" in ids else [])):
+        with pytest.raises(penstock.AccessDenied, match="needs the right to admin"):
+            small.end_session(ids[name])
+    with pytest.raises(penstock.AccessDenied, match="reader needs the right to read queue 'till'"):
+        small.sessions("till")
+    with pytest.raises(penstock.SessionNotFound):
+        small.end_session("0-999999")
+    idle.heartbeat()
+    assert [great.end_session(ids[name]) for name in ("of shop", "of till")] == [1, 1]
+    assert great.sessions("shop") == []
+    noted = [each for each in audit_of(site.server.services).entries(50) if each.what == "EndSession"]
+    named = {f"{each.scope['shard']}-{each.scope['session']}" for each in noted}
+    assert (named, {each.who for each in noted}) == ({ids["of shop"], ids["of till"]}, {"boss"})
 
 
 def test_rights_are_checked_command_by_command(make_site: Callable[..., Site]) -> None:

@@ -68,3 +68,40 @@ def test_the_end_of_a_session_ends_its_waits(world: World, ps: Any) -> None:
     session.end()
     receiver.join(10)
     assert [type(outcome) for outcome in outcomes] == [penstock.SessionNotFound]
+
+
+def test_sessions_tell_what_they_hold_and_one_is_ended_by_its_id(world: World, ps: Any) -> None:
+    ps.queue("orders").send_many([b"a", b"b", b"c"])
+    session = ps.session("worker-1")
+    session.queue("orders").receive(2, lease=60)
+    idle = ps.session("idle")
+    held = [each for each in ps.sessions() if each.leases]
+    assert [(each.name, each.held) for each in held] == [("worker-1", 2)]
+    (lease,) = held[0].leases
+    assert (lease.queue, lease.channel, lease.count, lease.until_ms - lease.since_ms) == ("orders", "main", 2, 60_000)
+    assert [each.id for each in ps.sessions("orders")] == [held[0].id]
+    assert ps.sessions("orders", limit=1) == held
+    assert ps.end_session(held[0].id) == 2
+    assert ps.sessions("orders") == []
+    assert sorted(message.attempts for message in ps.queue("orders").receive(9)) == [1, 2, 2]
+    with pytest.raises(penstock.SessionNotFound):
+        session.heartbeat()
+    with pytest.raises(penstock.SessionNotFound):
+        ps.end_session(held[0].id)
+    idle.end()
+
+
+def test_only_an_id_of_a_session_ends_one(ps: Any) -> None:
+    ps.create_queue("orders")
+    for wrong in ("", "17", "0-0", "0--1", "0-1x", "worker-1"):
+        with pytest.raises(penstock.InvalidRequest, match="no id of a session"):
+            ps.end_session(wrong)
+    session = ps.session("worker-1")
+    number = next(each.id for each in ps.sessions() if each.name == "worker-1").split("-")[1]
+    with pytest.raises((penstock.SessionNotFound, penstock.InvalidRequest), match="77777"):
+        ps.end_session(f"77777-{number}")
+    session.heartbeat()
+    with pytest.raises(penstock.QueueNotFound):
+        ps.sessions("nowhere")
+    with pytest.raises(penstock.InvalidRequest, match="limit"):
+        ps.sessions(limit=0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu.common import Broadcast
 from kombu.entity import Exchange
 
 from tests.compat import celery_app
@@ -174,11 +175,16 @@ def test_remote_control_and_broadcasts_reach_every_worker_through_sns(
     crew.broadcasts = "news"
     pids = [crew.start("--pool", "solo", "--loglevel", "info").pid for _ in range(2)]
     until(lambda: all("ready." in log for log in crew.logs()), 90)
+    sender = crew.sender()  # which declares nothing: it has the workers' settings, and names the queue
+    sender.conf.task_queues = [Broadcast("news")]
+    sender.send_task(task("note"), (8,), queue="news")
+    until(lambda: len(crew.lines("note")) >= 2)
+    assert {int(words[1]) for words in crew.lines("note") if words[0] == "8"} == set(pids)
     app = crew.sender()
     news = Exchange("news", type="fanout")
     app.send_task(task("note"), (7,), exchange=news, exchange_type="fanout", routing_key="", declare=[news])
-    until(lambda: len(crew.lines("note")) >= 2)
-    assert {int(words[1]) for words in crew.lines("note")} == set(pids)
+    until(lambda: len(crew.lines("note")) >= 4)
+    assert {int(words[1]) for words in crew.lines("note") if words[0] == "7"} == set(pids)
     names = {"celery@worker-0", "celery@worker-1"}
     assert app.control.inspect(timeout=3).ping() == {each: {"ok": "pong"} for each in names}
     assert app.control.rate_limit(task("note"), "5/s", reply=True, timeout=3, limit=2)

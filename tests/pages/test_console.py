@@ -6,11 +6,14 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from penstock.core.commands import ListQueues
+from penstock.pipelines.reports import Reports
+from penstock.pipelines.where import Where
 from tests.pages.browser import Browser
 from tests.pages.console import (
     asked,
@@ -409,6 +412,38 @@ def test_streams_and_pipelines_of_spark_are_seen_through_their_channels(browser:
         commands = page.value("[...document.querySelectorAll('.cli code')].map((each) => each.textContent)")
         assert commands[0] == "penstock pipeline status menu.yaml"
         assert commands[1].startswith("penstock pipeline run rollup")
+
+
+def test_runs_of_pipelines_show_what_they_report(browser: Browser, server: Server) -> None:
+    query = {"query": "to_table", "state": "running", "batches": 3, "rows": 1200, "rows_per_s": 512.3, "lag": 40}
+    status: dict[str, Any] = {"pipeline": "menu", "state": "running", "queries": [query | {"error": "", "rejects": {}}]}
+    row = ".runs tbody tr"
+    with browser.open(f"{server.url}/#/spark") as page, server.client() as client:
+        shows(page, "Rollup report")
+        assert page.value(f"document.querySelector('{row}')") is None
+        reports = Reports(Where(server.url), print, every_s=0.01)
+        reports.tell(status)
+        page.until(f"!!document.querySelector('{row}')")
+        for hostile in ("no JSON", "null", "7", '{"queries": 7}', '{"queries": [{"lag": {}, "rejects": 7}, null]}'):
+            done = client.post("/v1/queues/penstock.pipelines/messages", json={"body": hostile, "group": "other"})
+            assert done.status_code == 201
+        odd = {"query": "<script>x</script>", "lag": {}, "rejects": {"a": "b"}, "rows": "many", "error": 7}
+        done = client.post(
+            "/v1/queues/penstock.pipelines/messages", json={"body": json.dumps({"queries": [odd]}), "group": "odd"}
+        )
+        assert done.status_code == 201
+        status["queries"][0] = query | {"lag": 0, "rejects": {"parsed: the body is no JSON": 3}, "error": "it broke"}
+        reports.tell(status)
+        reports.close()
+        shows(page, "parsed: the body is no JSON: 3")
+        menu, other = reads(page, row)
+        assert menu.split()[0] == "menu" and "it broke" in menu
+        assert "<script>x</script>" in other and "a: 0" in other
+        assert "no word" not in menu
+        page.value("(() => { const real = Date.now; Date.now = () => real() + 90_000; })()")
+        shows(page, "no word for")
+        assert "no word for" in reads(page, row)[0]
+        assert page.complaints == []
 
 
 def test_the_cluster_page_of_a_server_that_is_alone(browser: Browser, server: Server) -> None:

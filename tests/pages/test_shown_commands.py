@@ -185,7 +185,7 @@ def test_commands_of_settings_sessions_and_topics(browser: Browser, server: Serv
         page.value("location.hash = '#/sessions'")
         shows(page, "worker")
         press(page, "End…")
-        assert json.loads(_paste(page)) == {"released": 2}
+        assert "2 messages released" in _paste(page)
         assert _channel(server, "orders")["leased"] == 0
 
 
@@ -207,4 +207,4 @@ def test_commands_work_with_credentials(browser: Browser, serve: Callable[..., S
         shows(page, "worker")
         press(page, "End…")
         assert element("End the session", "dialog")
-        assert json.loads(pasted(shown_command(page), PENSTOCK_TOKEN="all of it")) == {"released": 0}
+        assert "0 messages released" in pasted(shown_command(page), PENSTOCK_TOKEN="all of it")

@@ -418,7 +418,7 @@ def test_what_is_wrong_with_a_flag_is_said_of_the_flag(start: Callable[..., Proc
 
 def test_flags_of_a_cluster_are_refused_without_its_engine(start: Callable[..., Process]) -> None:
     code, _, err = start("--bootstrap", "127.0.0.1:1", "--node", "n1").ended()
-    assert (code, err) == (2, "penstock: --bootstrap, --node: for one of many nodes; say --engine kafka as well\n")
+    assert (code, err) == (2, "penstock: --bootstrap, --node: only for nodes of a cluster; add --engine kafka\n")
 
 
 def test_a_file_of_settings_is_followed_and_flags_win(start: Callable[..., Process], tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ SECTIONS = {
         "queue": Place("penstock.cli.queues:queues", "Create, list, describe, change, empty and delete queues."),
         "channel": Place("penstock.cli.queues:channels", "Create, list, pause, empty and delete channels of a queue."),
         "consumer": Place("penstock.cli.queues:consumers", "List, read as, move and delete named consumers."),
+        "session": Place("penstock.cli.queues:sessions", "List who holds which messages; end a session."),
         "stats": Place("penstock.cli.stats:stats", "Show exact counts of queues."),
         "top": Place("penstock.cli.stats:top", "Watch queues: depth and rates, the busiest first."),
     },

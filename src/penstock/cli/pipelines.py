@@ -99,16 +99,21 @@ def run(
         bool, Option("--once/--continuous", help="Read what is there and end, or go on until told to stop.")
     ] = True,
     reset_checkpoint: Annotated[
-        bool, Option("--reset-checkpoint", help="Forget how far it was: everything is read and written again.")
+        bool, Option("--reset-checkpoint", help="Delete the checkpoints: everything is read and written again.")
     ] = False,
     trigger: Annotated[str | None, Option(help="The interval of batches when continuous, such as '5 seconds'.")] = None,
-    since: Annotated[datetime | None, Option(help="Do again what was sent then or later (UTC).")] = None,
-    until: Annotated[datetime | None, Option(help="Do again what was sent before (UTC).")] = None,
+    since: Annotated[
+        datetime | None, Option(help="Backfill: process again messages sent at or after this time (UTC).")
+    ] = None,
+    until: Annotated[
+        datetime | None, Option(help="Backfill: process again messages sent before this time (UTC).")
+    ] = None,
     starting_offsets: Annotated[
-        str | None, Option(help='Do again what is from there on: {"orders": {"0": 120}}.', show_default=False)
+        str | None,
+        Option(help='Backfill: process again from these offsets on: {"orders": {"0": 120}}.', show_default=False),
     ] = None,
     ending_offsets: Annotated[
-        str | None, Option(help="Do again what is before that, in the same form.", show_default=False)
+        str | None, Option(help="Backfill: process again up to these offsets (not included).", show_default=False)
     ] = None,
     master: Master = None,
     conf: Conf = None,
@@ -132,7 +137,7 @@ def run(
         pipeline = backfill_of(pipeline, part)
         before = State(state_directory(pipeline, state, _pairs(conf))).read_status() or {}
         if before.get("state") == "done" and not reset_checkpoint:
-            print(f"penstock: {pipeline.name} is done; --reset-checkpoint does it once more", file=sys.stderr)
+            print(f"penstock: {pipeline.name} is done; --reset-checkpoint runs it again", file=sys.stderr)
             return
     where = _where(pipeline, data, url, token)
     run_pipeline(pipeline, where, once, state, master, _pairs(conf), as_json, reset=reset_checkpoint)

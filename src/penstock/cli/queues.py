@@ -1,4 +1,4 @@
-"""`penstock queue`, `channel`, `consumer` and `redrive`: what holds messages, and who reads them."""
+"""`penstock queue`, `channel`, `consumer`, `session` and `redrive`: what holds messages, and who reads them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from penstock.cli.command import Argument, Group, Option, Options, option_of
 from penstock.cli.exits import Exit, Yes, confirm
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
-from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
+from penstock.cli.stats import IN_QUARANTINE, age, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
-from penstock.core.commands import MAIN
 from penstock.tables import cell
 
 if TYPE_CHECKING:
-    from penstock import Penstock, Redrive, RedriveTask
+    from penstock import Penstock, Redrive, RedriveTask, SessionInfo
 
 
 queues = Group(help="Create, list, describe, change, empty and delete queues.")
@@ -96,7 +95,8 @@ def create(
     """
     kind: dict[str, Any] = {"kind": "fifo"} if fifo else {}
     is_new = queue not in ps.queues(queue)
-    ps.create_queue(queue, channels=() if no_main else (MAIN,), **settings_of(settings), **kind)
+    channels: dict[str, Any] = {"channels": ()} if no_main else {}
+    ps.create_queue(queue, **channels, **settings_of(settings), **kind)
     text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
     print_done(text, {"queue": queue, "created": is_new}, as_json)
 
@@ -412,3 +412,79 @@ def delete_consumer(
     confirm(f"Delete consumer {consumer} of {queue}?", yes)
     ps.queue(queue).consumer(consumer).delete()
     print_done(f"deleted {consumer} of {queue}", {"queue": queue, "consumer": consumer, "deleted": True}, as_json)
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+sessions = Group(help="List who holds which messages since when; end a session.")
+
+
+@sessions.command("list")
+@on_store(read_only=True)
+def list_sessions(
+    ps: Penstock,
+    queue: Annotated[
+        str | None, Option(help="Only who holds messages of this queue, also without a session.", show_default="all")
+    ] = None,
+    limit: Annotated[int, Option(min=1, max=10_000, help="How many sessions at most.")] = 1_000,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions and connections with what they hold, those that hold most first.
+
+    penstock session list --queue orders
+    """
+    told = ps.sessions(queue, limit=limit)
+    print_rows([_as_json(each) if as_json else _as_text(each) for each in told], as_json, "Sessions")
+
+
+def _as_json(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "session": info.id if info.session else None,
+        "name": info.name,
+        "is_connection": info.is_bound,
+        "node": info.connection,
+        "ttl": None if info.ttl_ms is None else info.ttl_ms / 1_000,
+        "seen_at": info.seen_ms / 1_000 if info.session else None,
+        "held": info.held,
+        "leases": [
+            {
+                "queue": held.queue,
+                "channel": held.channel,
+                "count": held.count,
+                "since": held.since_ms / 1_000,
+                "until": held.until_ms / 1_000,
+            }
+            for held in info.leases
+        ],
+    }
+
+
+def _as_text(info: SessionInfo) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "session": info.id if info.session else "none",
+        "name": info.name,
+        "kind": ("connection" if info.is_bound else "session") if info.session else "by receipt",
+        "node": info.connection,
+        "seen": f"{age(now - info.seen_ms / 1_000)} ago" if info.session else "",
+        "holds": info.held,
+        "of": [f"{held.queue}/{held.channel}: {held.count:,}" for held in info.leases],
+        "since": age(now - min(held.since_ms for held in info.leases) / 1_000) if info.leases else "",
+    }
+
+
+@sessions.command("end")
+@on_store()
+def end_session(
+    ps: Penstock,
+    session: Annotated[str, Argument(help="The session, as `session list` names it.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a session: what it holds is ready for others at once. Asks first, on a terminal.
+
+    penstock session end 0-17
+    """
+    confirm(f"End session {session}, and give back what it holds?", yes)
+    released = ps.end_session(session)
+    print_done(f"ended {session}: {counted(released, 'message')} released", {"released": released}, as_json)

@@ -233,7 +233,7 @@ def dedupe(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Copy a queue to another one, without what came twice within some time.
+    """Copy a queue to another one, without duplicates within a time window.
 
     penstock pipeline run dedupe --from clicks --to clicks.unique --by key --within "1 hour"
     """

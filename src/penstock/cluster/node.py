@@ -201,7 +201,7 @@ class ClusterNode(Node):
         if found.name not in ("", engine.cluster):
             raise InvalidSettings(
                 f"the topics of {self._settings.cluster.topic_prefix} are those of the cluster {found.name!r}, and "
-                f"[cluster] name says {engine.cluster!r}: say the same name, or use another prefix"
+                f"[cluster] name says {engine.cluster!r}: use the same name, or another prefix"
             )
         if found.shards != engine.shards:
             raise InvalidSettings(
@@ -272,7 +272,7 @@ class ClusterNode(Node):
                 raise self._failure
             if loop.time() > deadline_s:
                 raise LogUnavailable(
-                    f"the node waited in vain for {what}: look at the other nodes' logs, and {self._engine.name}'s"
+                    f"the node gave up waiting for {what}: look at the other nodes' logs, and {self._engine.name}'s"
                 )
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), 1.0)
@@ -402,7 +402,7 @@ class ClusterNode(Node):
             self._say(key, record)
             if await self._membership.flush(WISH_S_MAX):
                 return
-        raise LogUnavailable(f"the wish could not be written: {self._engine.name} does not answer")
+        raise LogUnavailable(f"the request could not be written to the cluster: {self._engine.name} does not answer")
 
     async def _beat(self) -> None:
         """Show, again and again, that the loop is alive, and what there is to do."""

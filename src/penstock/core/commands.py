@@ -1014,13 +1014,20 @@ class Heartbeat(Command):
     session: int
 
 
-class EndSession(Command):
+class _FirstEndSession(Command):
+    """`EndSession` as it was first."""
+
+    session: int
+    error: str = "session ended"
+
+
+class EndSession(_FirstEndSession, kw_only=True):
     """End a session: all its leases are released in one commit. Replies with the number of messages."""
 
     traits = Traits(reply=int, right="any", public=True, home=Home.SESSION)
 
-    session: int
-    error: str = "session ended"
+    shard: int | None = None
+    """Not the caller's own, but anybody's: that with this number in this shard, as `ListSessions` tells them."""
 
 
 class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
@@ -1049,21 +1056,48 @@ class SessionInfo(msgspec.Struct):
     is_bound: bool = False
     """It is a connection, and ends with it."""
     leases: list[HeldLeases] = []
+    shard: int = 0
+    """Where it has this number."""
+
+    @property
+    def id(self) -> str:
+        """How it is named to be ended.
+
+        >>> SessionInfo(17).id, session_named("0-17"), session_named("seventeen")
+        ('0-17', (0, 17), None)
+        """
+        return f"{self.shard}-{self.session}"
+
+    @property
+    def held(self) -> int:
+        """How many messages it holds."""
+        return sum(each.count for each in self.leases)
+
+
+def session_named(name: str) -> tuple[int, int] | None:
+    """The shard of a session, and its number there, by its id; None if that is none."""
+    named = re.fullmatch(r"([0-9]{1,9})-([1-9][0-9]{0,17})", name)
+    return None if named is None else (int(named[1]), int(named[2]))
 
 
 class ListSessions(Command):
     """Who holds leases: sessions by number, with what each holds where. Replies with a list of `SessionInfo`.
 
-    What is held by no session comes as session 0.
+    What is held by no session comes as session 0, if a queue is named. A client is told of what it may read.
     """
 
-    traits = Traits(reply=list[SessionInfo], repeat=Repeat.READ, home=Home.SHARD, since=4)
+    traits = Traits(reply=list[SessionInfo], right="any", public=True, repeat=Repeat.READ, home=Home.SHARD, since=4)
 
     queue: str | None = None
     """Only who holds leases in this queue, and those."""
     after: int = -1
     """Only sessions with a higher number."""
     limit: int = 1_000
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """Whoever asks about a queue has to be able to read it."""
+        if self.queue is not None:
+            yield "read", self.queue
 
 
 class Records(msgspec.Struct):

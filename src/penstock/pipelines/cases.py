@@ -210,7 +210,10 @@ def unknown_sinks(pipeline: Pipeline, cases: list[Case], file: Path) -> list[Pro
         return []
     known = [*pipeline.outputs, *queues]
     return [
-        Problem(Place(str(file)), f"{case.name!r} expects rows of {name!r}, which is no sink{meant(name, known)}")
+        Problem(
+            Place(str(file)),
+            f"{case.name!r} expects rows of {name!r}, which is not a sink or table{meant(name, known)}",
+        )
         for case in cases
         for name in case.expect
         if name not in known

@@ -77,7 +77,7 @@ def parameter(name: str, default: str | None = None) -> str:
     """
     given = os.environ.get(f"{PARAMETER}{name.upper()}", default)
     if given is None:
-        raise ValueError(f"it needs a parameter {name!r}: set {PARAMETER}{name.upper()}")
+        raise ValueError(f"the parameter {name!r} has no value and no default: set {PARAMETER}{name.upper()}")
     return given
 
 

@@ -78,7 +78,7 @@ class Reports:
                     self._sent = (time.monotonic(), status["state"])
                 except ServerFailed as error:
                     if error.status and self._sent[0] == 0.0 and not is_refused:
-                        self._note(f"the server takes no reports of this pipeline ({QUEUE}): {error}")
+                        self._note(f"the status of this pipeline cannot be sent to the server ({QUEUE}): {error}")
                         is_refused = True
                     pause_s, is_made = AFTER_FAILURE_S, False
                     self._sent = (self._sent[0], status["state"])

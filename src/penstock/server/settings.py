@@ -625,8 +625,8 @@ class KafkaSettings(_Section, frozen=True):
     commit_timeout_s: Annotated[
         float,
         Setting(
-            "How long a commit may take. Beyond, its shard is given up and opened again. It should be at least three "
-            "times the brokers' `broker.session.timeout.ms` (9 s by default): so long Kafka takes to replace a broker.",
+            "How long a commit may take. After that, the shard is closed and opened again. It should be at least three "
+            "times the brokers' `broker.session.timeout.ms` (9 s by default), the time Kafka needs for a new leader.",
             1,
             300,
         ),
@@ -706,12 +706,12 @@ class ZooKeeperSettings(_Section, frozen=True):
         "127.0.0.1:2181"
     )
     user: Annotated[
-        str, Setting("Who the nodes are (digest). Then nobody else may read or write what they make. Empty: anybody.")
+        str, Setting("The user of the nodes (digest). Only this user may read and write the znodes. Empty: anyone.")
     ] = ""
     password: Annotated[str | None, Setting("The user's password.", is_secret=True)] = None
     password_env: Annotated[str | None, Setting("The environment variable that holds the password.")] = None
     password_file: Annotated[str | None, Setting("The file that holds the password.")] = None
-    tls: Annotated[bool, Setting("Reach the servers by TLS, at their secure ports.")] = False
+    tls: Annotated[bool, Setting("Connect to the servers with TLS, at their secure ports.")] = False
     tls_ca: Annotated[
         str | None, Setting("The file of the authority of the servers' certificates. None: those of the machine.")
     ] = None
@@ -720,12 +720,12 @@ class ZooKeeperSettings(_Section, frozen=True):
     )
     tls_key: Annotated[str | None, Setting("The file of its key.")] = None
     commit_timeout_s: Annotated[
-        float, Setting("How long a commit may take. Beyond, its shard is given up and opened again.", 1, 300)
+        float, Setting("How long a commit may take. After that, the shard is closed and opened again.", 1, 300)
     ] = 15.0
     shard_bytes_max: Annotated[
         int,
         Setting(
-            "How much the messages of a shard may take, in the memory of every server. What would be more is refused.",
+            "The limit of a shard's messages, in the memory of every server. Sends above it are refused.",
             1024 * 1024,
             4 * 1024 * 1024 * 1024,
         ),

@@ -43,7 +43,7 @@ from penstock.core.commands import (
     Send,
     Stats,
 )
-from penstock.core.errors import PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.tally import pages_of_tallies
 from penstock.server.writer import Writer
@@ -311,6 +311,8 @@ class AsyncShard:
 
     async def ask_shard(self, shard: int, command: Command) -> Any:
         """Ask one shard: this one."""
+        if shard:
+            raise InvalidRequest(f"there is no shard {shard}: there is one, with the number 0")
         return await self.call(command)
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:

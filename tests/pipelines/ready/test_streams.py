@@ -85,7 +85,7 @@ def test_two_queues_are_joined_by_key(
     [
         ("dedupe", {"from_": "in", "to": "out", "within": "soon"}, "within is 'soon'"),
         ("dedupe", {"from_": "in", "to": "in"}, "into itself"),
-        ("dedupe", {"from_": "in"}, "needs a parameter 'to': set PENSTOCK_PARAMETER_TO"),
+        ("dedupe", {"from_": "in"}, "the parameter 'to' has no value and no default: set PENSTOCK_PARAMETER_TO"),
         ("join", {"left": "a", "right": "b", "to": "a"}, "cannot get the result"),
         ("join", {"left": "a", "right": "b", "to": "c", "within": "soon"}, "within is 'soon'"),
     ],

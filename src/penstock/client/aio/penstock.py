@@ -26,11 +26,14 @@ from penstock.core.commands import (
     Heartbeat,
     ListQueues,
     ListRedrives,
+    ListSessions,
     NameQueue,
     OpenSession,
     RedriveTask,
+    SessionInfo,
     StartRedrive,
     Stats,
+    session_named,
 )
 from penstock.core.delivery.receipt import open_message_id
 from penstock.core.errors import InvalidRequest, MessageNotFound, QueueNotFound, SessionNotFound, TaskNotFound
@@ -178,6 +181,38 @@ class AsyncPenstock:
         """Start a session. With `ttl` it ends by itself when no heartbeat comes for so long."""
         number: int = await self._caller.call(OpenSession(name=name, ttl_ms=length_ms(ttl, "ttl")))
         return AsyncSession(self._caller, name, number)
+
+    async def sessions(self, queue: str | None = None, *, limit: int = 1_000) -> list[SessionInfo]:
+        """Who holds messages, since when and until when: those that hold most first. Of a queue, or of all.
+
+        A session is a client's own, or a connection. With a queue, what is held without one comes as number 0. You see
+        the queues that you may read; sessions that hold nothing are seen by who may read all.
+
+        >>> import penstock
+        >>> with penstock.open(":memory:") as ps:
+        ...     sent = ps.queue("orders").send(b"tea")
+        ...     message = ps.session("worker-1").queue("orders").receive()
+        ...     for each in ps.sessions():
+        ...         print(each.id, each.name, each.held, [lease.queue for lease in each.leases])
+        ...     ps.end_session("0-1")
+        0-1 worker-1 1 ['orders']
+        1
+        """
+        told: list[SessionInfo] = await self._caller.call(ListSessions(queue=queue, limit=limit))
+        return sorted(told, key=lambda each: (each.session != 0, -each.held))
+
+    async def end_session(self, session: str) -> int:
+        """End a session, whosever it is, by its id in `sessions()`: what it holds is ready for others at once.
+
+        That needs the right to administer every queue of which it holds messages, or all, if it holds none. Returns
+        how many messages were released; `SessionNotFound` if the session has ended.
+        """
+        named = session_named(session)
+        if named is None:
+            raise InvalidRequest(f"session {session!r} is no id of a session: they look like 0-17, see sessions()")
+        shard, number = named
+        count: int = await self._caller.call(EndSession(session=number, shard=shard))
+        return count
 
     def unit_of_work(self) -> AsyncUnitOfWork:
         """Takes and puts that happen together or not at all."""

@@ -183,4 +183,6 @@ class Inspection(ClusterView):
             on_delivery=lambda error, _: failures.append(error) if error is not None else None,
         )
         if producer.flush(ANSWER_S) or failures:
-            raise LogUnavailable(f"the wish could not be written: {failures or 'Kafka does not answer'}")
+            raise LogUnavailable(
+                f"the request could not be written to the cluster: {failures or 'Kafka does not answer'}"
+            )

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core.commands import EndSession, Heartbeat, HeldLeases, ListSessions, OpenSession, SessionInfo
 from penstock.core.delivery.channel import Channel
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, SessionNotFound
 from penstock.core.handlers.checks import check_limit, clean
 from penstock.core.storage import keys
 from penstock.core.storage.keys import Kind
@@ -98,6 +98,8 @@ class SessionRegister:
 
     def _end_session(self, command: EndSession) -> int:
         self.broker.check_session(command.session)
+        if command.shard:
+            raise SessionNotFound(f"session {command.shard}-{command.session} has ended, or never was")
         self.broker.must_commit = True
         return self._end(command.session, clean(command.error))
 

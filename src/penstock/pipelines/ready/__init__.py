@@ -46,7 +46,7 @@ READY: dict[str, ReadyPipeline] = {
         ReadyPipeline("redrive", "Look at dead letters, choose some by SQL, and send them back."),
         ReadyPipeline("rollup", "Count and time what happened on a server, by queue and window, from its events."),
         ReadyPipeline("report", "Draw what rollup has counted, as one HTML page. Needs no Spark."),
-        ReadyPipeline("dedupe", "Copy a queue to another one, without what came twice within some time.", True),
+        ReadyPipeline("dedupe", "Copy a queue to another one, without duplicates within a time window.", True),
         ReadyPipeline("join", "Join two queues within a time window into a third one.", True),
     )
 }

@@ -316,7 +316,7 @@ class RestApp:
         found = self._routes.find(unquote(path))
         operation = found[0].operations.get("GET") if found is not None and isinstance(found[0], Endpoint) else None
         if found is None or operation is None or operation.live_s is None:
-            raise invalid(f"watch is {address[:100]!r}: nothing that can be watched is there")
+            raise invalid(f"watch is {address[:100]!r}: there is nothing to watch at this path")
         arguments: dict[str, Any] = dict(found[1])
         if operation.query is not None:
             arguments["query"] = decode_query(query, operation.query)

@@ -147,7 +147,9 @@ class Clusters(Resource):
 
     def _steering(self, caller: Caller) -> Steering:
         if not caller.principal.allows_all("admin"):
-            raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: that is what a cluster takes")
+            raise AccessDenied(
+                f"{caller.principal.name!r} may not administer all queues: changes of a cluster need this right"
+            )
         if self.services.cluster is None:
-            raise RestError(409, "no_cluster", "this server is of no cluster: there is nowhere to move a shard to")
+            raise RestError(409, "no_cluster", "this server is not a node of a cluster: it cannot move shards")
         return self.services.cluster

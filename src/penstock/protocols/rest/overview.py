@@ -311,7 +311,7 @@ class Live(Resource):
         if self._streams >= _STREAMS_MAX:
             raise OverLimit(f"{_STREAMS_MAX} streams are open: close some first")
         if len(query.watch) > _WATCHED_MAX:
-            raise invalid(f"watch is there {len(query.watch)} times, and may be {_WATCHED_MAX}")
+            raise invalid(f"watch is given {len(query.watch)} times: at most {_WATCHED_MAX} are allowed")
         watched = [_Watched(path, *self._find(path)) for path in dict.fromkeys(query.watch)]
         return Reply(EVENT_STREAM, self._events(caller, query.queue, watched))
 

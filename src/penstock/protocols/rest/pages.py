@@ -399,6 +399,13 @@ EXPLAINED = (
         "Send `allow_rewind` if that is what you want.",
     ),
     Explained(
+        "stage_not_found",
+        409,
+        "The first parts of a large batch are gone: the store was opened again, or a queue was purged. "
+        "Nothing of it was sent.",
+        "Publish the batch again.",
+    ),
+    Explained(
         "work_refused",
         409,
         "The unit of work has messages that are no longer its own. Nothing of it was done.",

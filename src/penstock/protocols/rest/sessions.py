@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-from penstock.core.commands import EndSession, Heartbeat, HeldLeases, ListSessions, OpenSession, QueueStats, SessionInfo
-from penstock.core.errors import AccessDenied, OverLimit, SessionNotFound
-from penstock.core.traits import Right
+from penstock.core.commands import (
+    EndSession,
+    Heartbeat,
+    HeldLeases,
+    ListSessions,
+    OpenSession,
+    QueueStats,
+    SessionInfo,
+    session_named,
+)
+from penstock.core.errors import OverLimit
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
 from penstock.protocols.rest.operations import Resource, operation
@@ -20,10 +25,8 @@ from penstock.protocols.rest.shapes import (
     SessionRow,
     SessionsQuery,
 )
-from penstock.server.auth import ANYBODY, Principal
-
-_OF_ANYBODY = re.compile(r"([0-9]{1,9})-([0-9]{1,18})")
-"""How an operator names a session: its shard, and its number there."""
+from penstock.server.auth import Principal
+from penstock.server.sessions import end_any_session, told_sessions
 
 
 class Sessions(Resource):
@@ -54,22 +57,11 @@ class Sessions(Resource):
         return await self._listed(caller.principal, queue, query.limit)
 
     async def _listed(self, principal: Principal, queue: str | None, limit: int) -> OpenSessions:
-        command = ListSessions(queue=queue, limit=limit)
-        rows: list[SessionRow] = []
-        unnamed: list[HeldMessages] = []
-        if queue is None:
-            asked = await self.shard.ask_each(command)
-        else:
-            asked = await self.shard.ask_each_of(queue, command)
-        for shard, sessions in asked:
-            for each in sessions:
-                leases = [_lease(held) for held in each.leases if principal.may(held.queue, QueueStats)]
-                if not each.session:
-                    unnamed += leases
-                elif leases or (not each.leases and principal.allows_all("read")):
-                    rows.append(_row(shard, each, leases))
-        rows.sort(key=lambda row: (-row.held, row.name, row.session))
-        return OpenSessions(sessions=rows[:limit], without_session=unnamed)
+        told = await told_sessions(self.shard, principal, ListSessions(queue=queue, limit=limit))
+        return OpenSessions(
+            sessions=[_row(each) for each in told if each.session],
+            without_session=[_lease(held) for each in told if not each.session for held in each.leases],
+        )
 
     @operation("POST", "/v1/sessions/{session}/heartbeat")
     async def session_heartbeat(self, caller: Caller, session: str) -> None:
@@ -83,31 +75,10 @@ class Sessions(Resource):
         Your own, by its handle; or any one, as `GET /v1/sessions` names it. That needs the right to administer every
         queue of which it holds messages; and all queues, if it holds none: nobody can say whose it is then.
         """
-        named = _OF_ANYBODY.fullmatch(session)
+        named = session_named(session)
         if named is None:
             return EndedSession(released=await self.shard.call(EndSession(session=self.session(caller, session))))
-        shard, number = int(named[1]), int(named[2])
-        found: list[SessionInfo] = await self.shard.ask_shard(shard, ListSessions(after=number - 1, limit=1))
-        if not found or found[0].session != number:
-            raise SessionNotFound(f"session {session!r} has ended, or never was")
-        _need_admin(caller.principal, [held.queue for held in found[0].leases])
-        ended = EndSession(session=number, error=f"session ended by {caller.principal.name}")
-        return EndedSession(released=await self.shard.ask_shard(shard, ended))
-
-
-def _need_admin(principal: Principal, queues: list[str]) -> None:
-    right: Right = "admin"
-    if principal is ANYBODY:
-        return
-    if not principal.has(right):
-        raise AccessDenied(f"{principal.name!r} may not end sessions of others: that needs the right to admin")
-    if not queues and not principal.allows_all(right):
-        raise AccessDenied(f"{principal.name!r} may not administer all queues: that takes it to end an idle session")
-    for queue in queues:
-        if not principal.allows(right, queue):
-            if not principal.may_see(queue):
-                raise AccessDenied(f"{principal.name!r} has no {right} right on a queue of which it holds messages")
-            raise AccessDenied(f"{principal.name!r} has no {right} right on queue {queue!r}: it holds messages there")
+        return EndedSession(released=await end_any_session(self.shard, caller.principal, *named))
 
 
 def _lease(held: HeldLeases) -> HeldMessages:
@@ -120,14 +91,14 @@ def _lease(held: HeldLeases) -> HeldMessages:
     )
 
 
-def _row(shard: int, info: SessionInfo, leases: list[Any]) -> SessionRow:
+def _row(info: SessionInfo) -> SessionRow:
     return SessionRow(
-        session=f"{shard}-{info.session}",
+        session=info.id,
         name=info.name,
         is_connection=info.is_bound,
         node=info.connection,
         ttl=seconds_of(info.ttl_ms),
         seen_at=info.seen_ms / 1_000,
-        held=sum(each.count for each in leases),
-        leases=leases,
+        held=info.held,
+        leases=[_lease(held) for held in info.leases],
     )

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from penstock.core.commands import (
     LastMark,
     ListQueues,
     ListRedrives,
+    ListSessions,
     NameQueue,
     Offsets,
     OpenSession,
@@ -64,6 +65,7 @@ from penstock.server.auth import ANYBODY, Principal, authorize, owned, restrict
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
+from penstock.server.sessions import end_any_session, told_sessions
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import end_session
 from penstock.server.tasks import CallbackCall
@@ -85,6 +87,11 @@ _DEFAULTS: Final = {
     for field in msgspec.structs.fields(kind)
     if field.name in kind.traits.inside
 }
+_AUDITED: Final = (
+    *("channel", "changes", "sequences", "target", "group", "paused", "due_ms", "task"),
+    *("shard", "session"),
+)
+"""What of a command the audit log tells, beside its queue."""
 _NAMES_PER_STEP: Final = 1_000
 """However many names of queues a client asks for, the shard gives so many in a step."""
 PUSH_ROOM_BYTES: Final = 4 * 1024 * 1024
@@ -171,6 +178,7 @@ class Dispatcher:
         """For a client that polls: the dispatchers of all its requests in flight. None: this is the only one."""
         self._open: dict[int, Open] = {}
         self._pushes: dict[int, Push] = {}
+        self._asking: set[asyncio.Task[None]] = set()
         self._learning: dict[str, list[Open]] = {}
         """Queues that are asked for -> the requests that wait for that."""
         self._closed = False
@@ -424,7 +432,7 @@ class Dispatcher:
                 reply = [task for task in reply if self._principal.may(task.queue, QueueStats)]
             elif isinstance(command, NameQueue) and reply is not None and not self._principal.may_see(reply):
                 reply = None
-            if command.traits.right == "admin":
+            if command.traits.right == "admin" or getattr(command, "shard", None) is not None:
                 self._audit(command, reply, "ok")
             self.answers.append((request.number, Kind.REPLY, reply))
             self._on_answer()
@@ -436,7 +444,7 @@ class Dispatcher:
     def _audit(self, command: Command, reply: Any, outcome: str) -> None:
         """What changes a queue as a whole, or messages of others, is written down."""
         scope = {"count": reply} if type(reply) is int else {}
-        for name in ("channel", "changes", "sequences", "target", "group", "paused", "due_ms", "task"):
+        for name in _AUDITED:
             value = getattr(command, name, None)
             if value is not None:
                 scope[name] = value
@@ -636,6 +644,33 @@ class Dispatcher:
         request.call = self._shard.submit(page, page_came)
         self._open[number] = request
 
+    def _list_sessions(self, number: int, command: ListSessions) -> None:
+        self._ask(number, command, told_sessions(self._shard, self._principal, command))
+
+    def _end_session(self, number: int, command: EndSession) -> None:
+        if command.shard is None:
+            self._localise(command)
+            self._submit(number, command)
+        else:
+            ending = end_any_session(self._shard, self._principal, command.shard, command.session, command.once)
+            self._ask(number, command, ending)
+
+    def _ask(self, number: int, command: Command, asked: Coroutine[Any, Any, Any]) -> None:
+        """Have a task ask what takes several questions to the shards. It is rare: an operator does it."""
+        request = self._open[number] = Open(number, command)
+
+        async def ask() -> None:
+            call = Call(command)
+            try:
+                call.reply = await asked
+            except Exception as error:  # the client has to hear of any
+                call.error = error
+            self._settled(request, call)
+
+        asking = asyncio.get_running_loop().create_task(ask())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
     def _count_queues(self, number: int, command: CountQueues) -> None:
         if self._principal is ANYBODY:
             self._submit(number, command)
@@ -758,6 +793,8 @@ _OWN: dict[type[Command], Callable[[Dispatcher, int, Any], None]] = {
     StopPush: Dispatcher._stop_push,
     ListQueues: Dispatcher._list_queues,
     CountQueues: Dispatcher._count_queues,
+    ListSessions: Dispatcher._list_sessions,
+    EndSession: Dispatcher._end_session,
     CancelRedrive: Dispatcher._cancel_redrive,
     Hello: Dispatcher._hello_again,
     Route: Dispatcher._set_route,
