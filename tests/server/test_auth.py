@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import TooManyFailedLogins
-from penstock.server.auth import Credentials, FailedLogins, Grant, Principal
+from penstock.core.commands import ChangeQueue, CreateQueue
+from penstock.core.errors import AccessDenied, TooManyFailedLogins
+from penstock.core.queues.config import QueueConfig
+from penstock.protocols.sqs.attributes import LABEL as SQS_LABEL
+from penstock.server.auth import Credentials, FailedLogins, Grant, Principal, authorize
 from penstock.server.settings import InvalidSettings, parse
+from penstock.transfer.contents import LABEL
 
 
 def credentials_of(text: str) -> Credentials:
@@ -179,3 +183,34 @@ def test_tokens_and_passwords_are_guessed_from_one_account() -> None:
             check()
     assert known.check_bearer("shop-token", "10.0.0.1") is not None
     assert known.check_password("AKSHOP", "shop:secret", "10.0.0.2") is not None
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+SUBSCRIBED = {"sns.topic": "{}", "sns.subscription.x": '{"protocol":"sqs","endpoint":"","target":"billing","url":""}'}
+MINE = Principal("mine", "AK", [Grant(("sns.mine*", "mine*"), ("admin", "read", "write"))])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CreateQueue(name="sns.mine", config=QueueConfig(labels=SUBSCRIBED)),
+        ChangeQueue(name="sns.mine", changes={"labels": SUBSCRIBED}),
+        ChangeQueue(name="sns.mine", changes={"labels": {"penstock-import": "x", "sns.topic": "{}"}}),
+        ChangeQueue(name="mine", changes={"labels": {"what comes later": "x"}}),
+        ChangeQueue(name="mine", changes={"labels": {7: "x"}}),
+    ],
+)
+def test_who_has_not_all_rights_sets_no_labels_of_the_servers(command: CreateQueue | ChangeQueue) -> None:
+    with pytest.raises(AccessDenied, match="labels are set by the server: mine may not set"):
+        authorize(MINE, command, {})
+    for grants in ([Grant(rights=("admin",))], [Grant(("*",), ("admin", "read")), Grant(("m*",))]):
+        with pytest.raises(AccessDenied, match="labels"):
+            authorize(Principal("some", "AK", grants), command, {})
+    authorize(Principal("root", "AK", [Grant()]), command, {})
+
+
+def test_an_import_may_say_in_a_label_how_far_it_came() -> None:
+    for labels in ({LABEL: "0123", f"{SQS_LABEL}Policy": "{}"}, {}, "no labels at all"):
+        authorize(MINE, ChangeQueue(name="mine", changes={"labels": labels, "lease_ms": 5}), {})
+    authorize(MINE, CreateQueue(name="mine", config=QueueConfig(labels={LABEL: "0123"})), {})

@@ -33,6 +33,7 @@ from penstock.core.commands import (
     ChangeQueue,
     Command,
     CommitWork,
+    CreateQueue,
     DescribeQueue,
     RedriveTask,
     Send,
@@ -51,6 +52,8 @@ _FAILED_LOGINS_BURST = 20
 _FAILED_LOGIN_S = 6.0
 _IPV6_PREFIX = 64
 """What one customer of a provider has, at least."""
+_OPEN_LABELS = re.compile(r"sqs\.|penstock-import\Z")
+"""Give nobody a right on another queue: attributes of SQS, and how far an import came."""
 _OWNED = re.compile(rf"[0-9A-Fa-f]{{{2 * _OWNER_BYTES}}}-")
 """In capitals as well: not every file system tells them apart."""
 
@@ -185,6 +188,27 @@ def authorize(principal: Principal, command: Command, tasks: Mapping[int, Redriv
     for right, queue in needed:
         if not principal.allows(right, queue):
             raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {name}")
+    if isinstance(command, CreateQueue):
+        check_labels(principal, command.config.labels)
+    elif isinstance(command, ChangeQueue):
+        check_labels(principal, command.changes.get("labels"))
+
+
+def check_labels(principal: Principal, labels: object) -> None:
+    """`AccessDenied` for a label by which a front end would act for the caller: with a topic's, SNS sends to queues.
+
+    Who has all rights on all queues may set them: so an export is brought back as it was.
+
+    >>> check_labels(Principal("shop", "AK1", [Grant(("shop*",))]), {"sqs.Policy": "{}"})
+    """
+    if not isinstance(labels, Mapping) or all(principal.allows_all(right) for right in RIGHTS):
+        return
+    for label in labels:
+        if not isinstance(label, str) or _OPEN_LABELS.match(label) is None:
+            raise AccessDenied(
+                f"labels are set by the server: {principal.name} may not set {str(label)[:100]!r} without all "
+                "rights on all queues"
+            )
 
 
 def restrict(principal: Principal, command: Command) -> None:

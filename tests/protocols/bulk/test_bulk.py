@@ -204,11 +204,10 @@ def test_a_dead_letter_that_knows_its_message_by_number_gets_the_id_of_the_messa
     origins = [
         letter("r2d", 1),
         letter("r-none", 1),
-        letter("orders", 1),
         Origin("own", "r2d", "", 0, 0, 1, 0, []).encode(),
     ]
     send(writer, piece("r2d", b"good", b"bad"))
-    data = piece(f"r2d.dead.{way}", b"1", b"2", b"3", b"4", origins=origins)
+    data = piece(f"r2d.dead.{way}", b"1", b"2", b"3", origins=origins)
     if way == "send":
         send(writer, data)
     else:
@@ -219,9 +218,22 @@ def test_a_dead_letter_that_knows_its_message_by_number_gets_the_id_of_the_messa
     assert [each["id"] for each in letters] == [
         records[0]["id"],
         stand_in_id("r-none", 1),
-        stand_in_id("orders", 1),
         "own",
     ]
+
+
+def test_a_dead_letter_says_only_that_it_comes_from_a_queue_that_its_sender_may_use(
+    server: Server, writer: Connection
+) -> None:
+    """Whoever lets dead letters go back to where they came from sends them there with his own rights."""
+    origins = [Origin("id", queue, "main", 1, 1_000, 1, 0, []).encode() for queue in ("r2e", "orders")]
+    data = piece("r2e.dead", b"1", b"2", origins=origins)
+    for attempt in (lambda: send(writer, data), lambda: stage(writer, "t2e", "a", data)):
+        with pytest.raises(ServerFailed, match="says it comes from queue 'orders'") as failed:
+            attempt()
+        assert failed.value.status == 403
+    send(writer, piece("r2e.dead", b"1", origins=origins[:1]))
+    assert len(writer.ask("GET", "/v1/queues/r2e.dead/records?offset=0")["records"]) == 1
 
 
 def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: ServerPlace) -> None:

@@ -201,6 +201,20 @@ def test_dead_letters_need_the_right_to_read_them(serve: Callable[..., Server]) 
         assert "orders.dead" in refused(reader.get("/v1/queues/orders/dead-letters"), 403, "access_denied")
 
 
+def test_labels_are_set_by_the_server(guarded: Server) -> None:
+    labels = {"settings": {"labels": {"sns.topic": "{}", "sns.subscription.x": '{"target":"billing"}'}}}
+    with guarded.client(headers=bearer(ADMIN)) as admin, guarded.client(headers=bearer("root-token")) as root:
+        done(admin.post("/v1/queues", json={"name": "orders.plain"}), 201)
+        answers = (
+            admin.post("/v1/queues", json={"name": "orders.labelled", **labels}),
+            admin.patch("/v1/queues/orders.plain", json=labels["settings"]),
+        )
+        for answer in answers:
+            assert "labels are set by the server" in refused(answer, 403, "access_denied")
+        assert done(root.get("/v1/queues/orders.plain"))["settings"]["labels"] == {}
+        assert root.get("/v1/queues/orders.labelled").status_code == 404
+
+
 def test_dead_letters_go_only_where_the_caller_may_let_them_go(guarded: Server) -> None:
     with guarded.client(headers=bearer("root-token")) as root, guarded.client(headers=bearer(ADMIN)) as admin:
         send(root, "payroll", "theirs")

@@ -10,7 +10,9 @@ from typing import Any
 import boto3
 import pytest
 
-from penstock.core.commands import ChangeQueue, DescribeQueue, ListQueues
+from penstock.core.commands import ChangeQueue, CreateChannel, CreateQueue, DescribeQueue, ListQueues
+from penstock.core.queues.config import QueueConfig
+from penstock.protocols.sns.delivery import Deliveries
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import SqsSettings
 from tests.compat.server import until
@@ -138,5 +140,57 @@ def test_two_topics_that_an_earlier_build_subscribed_to_each_other_send_nothing_
         counts = server.front_end.sns.deliveries.counts
         until(lambda: counts["penstock", "failed"] == 1)
         assert counts["penstock", "delivered"] == 0
+    finally:
+        server.stop()
+
+
+def test_a_label_that_cannot_be_read_is_left_out_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.sns.delivery._SCAN_S", 0.05)
+    server = serving(tmp_path)
+    try:
+        sns = client(server)
+        for queue in "qr":
+            server.call(CreateQueue(name=queue))
+        topic = sns.create_topic(Name="news")["TopicArn"]
+        sns.subscribe(TopicArn=topic, Protocol="penstock", Endpoint="q")
+        labels = server.call(DescribeQueue(name="sns.news")).config.labels
+        bad = {"sns.subscription.bad": "{", "sns.subscription.deep": '{"a":' + "[" * 100_000}
+        server.call(ChangeQueue(name="sns.news", changes={"labels": {**labels, **bad}}))
+        server.call(CreateChannel(queue="sns.news", channel="sns-bad"))
+        server.call(CreateQueue(name="sns.old", config=QueueConfig(labels={"sns.topic": "no JSON"})))
+        until(lambda: "sns.subscription.bad" in caplog.text)
+        scans = server.front_end.sns.deliveries._scans
+        until(lambda: server.front_end.sns.deliveries._scans > scans + 5)
+        assert [each["TopicArn"] for each in sns.list_topics()["Topics"]] == [topic]
+        for found in (sns.list_subscriptions(), sns.list_subscriptions_by_topic(TopicArn=topic)):
+            assert [each["Endpoint"] for each in found["Subscriptions"]] == ["q"]
+        later = sns.create_topic(Name="later")["TopicArn"]
+        for each in (topic, later):
+            sns.subscribe(TopicArn=each, Protocol="penstock", Endpoint="r")
+            sns.publish(TopicArn=each, Message="still delivered")
+        until(lambda: server.front_end.sns.deliveries.counts["penstock", "delivered"] == 3)
+        assert caplog.text.count("sns.subscription.bad") == caplog.text.count("sns.subscription.deep") == 1
+        assert "sns-bad" in server.call(DescribeQueue(name="sns.news")).channels
+    finally:
+        server.stop()
+
+
+def test_a_scan_that_fails_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.protocols.sns.delivery._SCAN_S", 0.02)
+    server = serving(tmp_path)
+    try:
+        deliveries, scan, failures = server.front_end.sns.deliveries, Deliveries._scan, [1, 2]
+
+        def fail_twice(self: Deliveries, **options: bool) -> set[tuple[str, str]]:
+            if failures:
+                raise RuntimeError(f"failure {failures.pop()}")
+            return scan(self, **options)
+
+        monkeypatch.setattr(Deliveries, "_scan", fail_twice)
+        until(lambda: not failures)
+        scans = deliveries._scans
+        until(lambda: deliveries._scans > scans + 2)
     finally:
         server.stop()

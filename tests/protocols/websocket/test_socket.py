@@ -495,6 +495,21 @@ def test_who_may_only_read_marks_nothing_as_done(make_server: Callable[..., Serv
     assert client.ask(["CommitWork", [], []], 2) == []
 
 
+def test_labels_are_set_by_the_server(make_server: Callable[..., Server]) -> None:
+    """A label could say that a topic is to be delivered to a queue on which its owner has no right."""
+    principal = Principal("mine", "AK", [Grant(("sns.mine*",), ("admin",))])
+    credentials = Credentials([Credential("AK", Secret("s"), principal, Secret("token-1"))])
+    client = Client(make_server(credentials=credentials), hello=False)
+    client.ask(["Hello", 1, "token-1"])
+    target = '{"protocol":"sqs","endpoint":"billing","target":"billing","url":""}'
+    labels = {"sns.topic": "{}", "sns.subscription.x": target}
+    with pytest.raises(LookupError, match="labels are set by the server"):
+        client.ask(["CreateQueue", "sns.mine", {"labels": labels}], 1)
+    client.ask(["CreateQueue", "sns.mine"], 2)
+    with pytest.raises(LookupError, match="labels are set by the server"):
+        client.ask(["ChangeQueue", "sns.mine", {"labels": labels}], 3)
+
+
 # -- anything at all ---------------------------------------------------------------------------------------------------
 
 values = st.recursive(

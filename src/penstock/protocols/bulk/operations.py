@@ -61,6 +61,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import AccessDenied, InvalidName, InvalidRequest, QueueNotFound
 from penstock.core.handlers.once import Marks
+from penstock.core.queues.origin import Origin
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.core.storage.chunk import Chunk
 from penstock.protocols.bulk.publishing import FindId, Publish, put_ids
@@ -587,7 +588,14 @@ def _sends(piece: bytes | memoryview, caller: Caller, *, sizes_only: bool = Fals
     sends = []
     for target, chunk in decode_piece(piece):
         caller.need(target.queue, Send)
-        sends.append(send_of(target, chunk, sizes_only=sizes_only))
+        send = send_of(target, chunk, sizes_only=sizes_only)
+        for queue in {Origin.decode(each).queue for each in send.origins or () if each is not None}:
+            if not caller.principal.may(queue, Send, Receive):  # a redrive would send it there
+                raise AccessDenied(
+                    f"a message for queue {target.queue!r} says it comes from queue {queue[:100]!r}: "
+                    f"{caller.principal.name!r} may neither write nor read that one"
+                )
+        sends.append(send)
     return sends
 
 

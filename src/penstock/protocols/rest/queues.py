@@ -67,7 +67,7 @@ from penstock.protocols.rest.shapes import (
     SeenMessage,
     ServerStats,
 )
-from penstock.server.auth import TO_SEE, restrict
+from penstock.server.auth import TO_SEE, check_labels, restrict
 from penstock.server.node import Services
 from penstock.server.shards import Shards
 from penstock.server.tally import COUNTS, Tally
@@ -248,9 +248,13 @@ async def page_of_names(
 
 
 def _permitted_changes(caller: Caller, settings: QueueSettings, prefix: str = "") -> dict[str, Any]:
-    """The settings that are given, as the core names them. Where dead letters go is a matter of that queue as well."""
+    """The settings that are given, as the core names them. Where dead letters go is a matter of that queue as well.
+
+    Labels are the server's.
+    """
     given = {name: getattr(settings, name) for name in SETTINGS}
     changes = read_changes({name: value for name, value in given.items() if value is not UNSET}, prefix)
+    check_labels(caller.principal, changes.get("labels"))
     if changes.get("dead_letter") is not None:
         caller.need(changes["dead_letter"], ChangeQueue)
     return changes

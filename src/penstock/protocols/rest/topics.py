@@ -6,7 +6,6 @@ import contextlib
 import re
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from penstock.core.commands import DescribeQueue, ListQueues, QueueInfo, QueueStats, Stats
@@ -88,7 +87,7 @@ class TopicsOfSns(Resource):
                     continue
                 if len(found) == query.limit:
                     return TopicRows(topics=found, next=found[-1].queue)
-                with contextlib.suppress(QueueNotFound, QueueDamaged, msgspec.DecodeError):  # labels can be set by hand
+                with contextlib.suppress(QueueNotFound, QueueDamaged):
                     row = await self._row(name)
                     found += [row] if row is not None else []
             if len(names) < _NAMES_AT_A_TIME:

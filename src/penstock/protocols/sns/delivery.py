@@ -106,6 +106,8 @@ class Deliveries:
         self._confirming: dict[tuple[str, str, str], asyncio.Task[None]] = {}
         self._left_over: set[tuple[str, str]] = set()
         """Channels without a subscription, as seen by the last scan."""
+        self._unreadable: set[tuple[str, str]] = set()
+        """Subscriptions that nobody can read, and that the log has."""
         self._scan_is_due = False
         self._scans = 0
 
@@ -146,8 +148,12 @@ class Deliveries:
 
     def _scan_in_turn(self) -> None:
         self._scans += 1
-        self._left_over = self._scan(in_turn=True)
-        self._scan_later()
+        try:
+            self._left_over = self._scan(in_turn=True)
+        except Exception:
+            log.exception("topics could not be looked at: they are again in %s s", _SCAN_S)
+        finally:
+            self._scan_later()
 
     def _scan(self, *, in_turn: bool = False) -> set[tuple[str, str]]:
         """Start what is missing. Returns the channels that have no subscription; twice in a row, and they go."""
@@ -171,6 +177,8 @@ class Deliveries:
                 if channel.startswith(CHANNEL_PREFIX):
                     subscription_id = channel.removeprefix(CHANNEL_PREFIX).removesuffix(REPLAY_SUFFIX)
                     found = subscription_of(labels, subscription_id)
+                    if found is None and SUBSCRIPTION_LABEL + subscription_id in labels:
+                        continue  # it cannot be read: what waits for it stays
                     if found is None or (channel.endswith(REPLAY_SUFFIX) and not _is_replaying(found)):
                         left_over.add((name, channel))
             if in_turn and self._scans % _TRIM_SCANS == 0:
@@ -192,6 +200,9 @@ class Deliveries:
             return
         found = subscription_of(queue.config.labels, subscription_id)
         if found is None:
+            if (name, subscription_id) not in self._unreadable:
+                self._unreadable.add((name, subscription_id))
+                log.error("%s: the label %s cannot be read: left out", name, SUBSCRIPTION_LABEL + subscription_id)
             return
         if found.is_pending:
             if in_turn and found.is_expired(self._shard.now_ms()):

@@ -8,7 +8,7 @@ Where there are many accounts, the queue has account and region in front, as eve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -97,6 +97,7 @@ class Subscription(msgspec.Struct, omit_defaults=True):
         return self.attributes.get("FilterPolicyScope") == "MessageBody"
 
 
+_Record = TypeVar("_Record", Topic, Subscription)
 _topic = msgspec.json.Decoder(Topic)
 _subscription = msgspec.json.Decoder(Subscription)
 
@@ -107,28 +108,31 @@ def encoded(record: Topic | Subscription) -> str:
 
 
 def topic_of(labels: Mapping[str, str]) -> Topic | None:
-    """The topic that a queue is; None if it is none.
+    """The topic that a queue is; None if it is none, or nobody can read what is kept of it.
 
-    >>> topic_of({TOPIC_LABEL: "{}"}).attributes, topic_of({})
-    ({}, None)
+    >>> topic_of({TOPIC_LABEL: "{}"}).attributes, topic_of({}), topic_of({TOPIC_LABEL: "{"})
+    ({}, None, None)
     """
-    label = labels.get(TOPIC_LABEL)
-    return None if label is None else _topic.decode(label)
+    return _read(_topic, labels.get(TOPIC_LABEL))
 
 
 def subscription_of(labels: Mapping[str, str], subscription_id: str) -> Subscription | None:
-    """A subscription by its id; None if it is not there."""
-    label = labels.get(SUBSCRIPTION_LABEL + subscription_id)
-    return None if label is None else _subscription.decode(label)
+    """A subscription by its id; None if it is not there, or nobody can read it."""
+    return _read(_subscription, labels.get(SUBSCRIPTION_LABEL + subscription_id))
 
 
 def subscriptions_of(labels: Mapping[str, str]) -> dict[str, Subscription]:
-    """The subscriptions of a topic, by their ids, in order."""
-    return {
-        name.removeprefix(SUBSCRIPTION_LABEL): _subscription.decode(labels[name])
-        for name in sorted(labels)
-        if name.startswith(SUBSCRIPTION_LABEL)
-    }
+    """The subscriptions of a topic that can be read, by their ids, in order."""
+    ids = sorted(name.removeprefix(SUBSCRIPTION_LABEL) for name in labels if name.startswith(SUBSCRIPTION_LABEL))
+    return {each: found for each in ids if (found := subscription_of(labels, each)) is not None}
+
+
+def _read(decoder: msgspec.json.Decoder[_Record], label: str | None) -> _Record | None:
+    """A record; None if there is none, or it cannot be read: one bad label must not hide the others."""
+    try:
+        return None if label is None else decoder.decode(label)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
 
 
 def without(config: QueueConfig, topic: Topic, subscription_id: str) -> dict[str, Any]:
