@@ -151,6 +151,33 @@ def test_the_same_wrong_credentials_again_are_no_new_guess() -> None:
     failed.check("10.0.0.1", b"somebody else's first")
 
 
+def test_a_few_old_credentials_in_turn_are_no_new_guesses() -> None:
+    failed = FailedLogins(lambda: 0.0)
+    for number in range(1_000):
+        offered = b"an old token, number %d" % (number % 3)
+        failed.check("10.0.0.1", offered)
+        failed.note("10.0.0.1", offered, is_right=False)
+    failed.check("10.0.0.1", b"somebody else's first")
+
+
+def test_nobody_can_tell_which_addresses_share_a_slot() -> None:
+    """Hashes of numbers are the same in every process: another network could be computed that shuts a victim out."""
+    address = "2001:db8:1:2::1"
+    slots = {FailedLogins()._slot_of(address) for _ in range(20)}
+    assert len(slots) > 10
+
+
+def test_new_credentials_forget_nobody_who_has_come_in() -> None:
+    known = credentials_of(TWO)
+    assert known.check_bearer("shop-token", "10.0.0.1") is not None
+    for number in range(20):
+        known.check_bearer(f"token-{number}", "10.0.0.1")
+    known.become(credentials_of(TWO))
+    assert known.check_bearer("shop-token", "10.0.0.1") is not None
+    with pytest.raises(TooManyFailedLogins):
+        known.check_bearer("token-20", "10.0.0.1")
+
+
 def test_a_network_of_version_6_is_one_guesser() -> None:
     guesses = Guesses()
     for number in range(20):

@@ -14,6 +14,8 @@ import pytest
 
 import penstock
 from penstock.core.errors import StoreError
+from penstock.core.storage.chunk import Chunk
+from penstock.wire.pieces import Target, piece_bytes
 from tests.server.serving import ROOT, Served, served
 
 NOBODY = 65_534
@@ -36,8 +38,9 @@ def use(server: Served) -> None:
     assert (
         server.talk("nsq-http", "POST /pub?topic=q HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")[0] == 200
     )
-    staging = "PUT /v1/bulk/staging/t/p HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
-    assert server.talk("http", staging)[0] in (200, 204)
+    data = piece_bytes([(Target("q"), Chunk.of(0, 0, [b"x"]))])
+    staging = f"PUT /v1/bulk/staging/t/p HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    assert server.talk("http", staging + data.decode("latin-1"))[0] in (200, 204)
 
 
 def test_a_server_makes_everything_for_its_user_alone(tmp_path: Path) -> None:

@@ -47,9 +47,11 @@ _REMEMBERED_LENGTH_MAX = 200
 """No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
 _HASH_KEY_BYTES = 32
 _OWNER_BYTES = 12
+_PROOF_BYTES = 16
 _LOGIN_SLOTS = 4_096
 _FAILED_LOGINS_BURST = 20
 _FAILED_LOGIN_S = 6.0
+_KNOWN_GUESSES_MAX = 8
 _IPV6_PREFIX = 64
 """What one customer of a provider has, at least."""
 _OPEN_LABELS = re.compile(r"sqs\.|penstock-import\Z")
@@ -248,6 +250,15 @@ def is_owned(name: str) -> bool:
     return _OWNED.match(name) is not None
 
 
+def owner_of(name: str) -> str | None:
+    """What says whose a kept name is; None if it has no owner.
+
+    >>> owner_of(owned(Principal("shop", "AK1", []), "stream")), owner_of("stream")
+    ('f321303ff3922965922adaf4', None)
+    """
+    return name[: 2 * _OWNER_BYTES] if is_owned(name) else None
+
+
 class Credential:
     """An access key, its secret, whom they stand for, and perhaps a token of its own."""
 
@@ -279,53 +290,67 @@ class FailedLogins:
 
     Past that, credentials from there are not looked at, right ones included: otherwise guessing would go on. Only who
     has come in from that address before, with these very credentials, still does. The same wrong ones again are no new
-    guess: a program with an old token locks nobody out.
+    guess: a few programs with old tokens lock nobody out.
 
-    There are as many slots as there are, however many addresses call: two of them may share one.
+    There are as many slots as there are, however many addresses call: two of them may share one. Which ones do depends
+    on a key of this process, so that nobody can choose an address that shuts another one out.
     """
 
-    __slots__ = ("_clock", "_proven", "_slots")
+    __slots__ = ("_clock", "_key", "_proven", "_slots")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._slots: list[tuple[float, float, bytes] | None] = [None] * _LOGIN_SLOTS
-        """Guesses left, when that was, and the last guess; None where nobody has failed."""
-        self._proven = [0] * _LOGIN_SLOTS
+        self._key = os.urandom(_HASH_KEY_BYTES)
+        self._slots: list[tuple[float, float, tuple[bytes, ...]] | None] = [None] * _LOGIN_SLOTS
+        """Guesses left, when that was, and the last different guesses; None where nobody has failed."""
+        self._proven = [b""] * _LOGIN_SLOTS
         """Hashes of addresses and credentials that have come in, each where it belongs; a later one takes the place."""
 
     def check(self, peer: str, offered: bytes) -> None:
         """`TooManyFailedLogins` if these credentials, told apart by their keyed hash, are not to be looked at now."""
-        if self._slots[_slot_of(peer)] is None:
+        at = self._slot_of(peer)
+        if self._slots[at] is None:
             return
-        left = self._left(peer)
-        proof = hash((peer, offered))
-        if left < 1 and self._proven[proof % _LOGIN_SLOTS] != proof:
+        left = self._left(at)
+        if left < 1 and not self._is_proven(peer, offered):
             wait_s = (1 - left) * _FAILED_LOGIN_S
             raise TooManyFailedLogins(f"too many failed logins from {peer}: wait {wait_s:.3f} s, then try again")
 
     def note(self, peer: str, offered: bytes, *, is_right: bool) -> None:
         """These credentials were looked at."""
         if is_right:
-            proof = hash((peer, offered))
-            self._proven[proof % _LOGIN_SLOTS] = proof
+            proof = self._hash(peer.encode(), offered)
+            self._proven[_place(proof)] = proof
             return
-        at = _slot_of(peer)
+        at = self._slot_of(peer)
         slot = self._slots[at]
-        if slot is None or slot[2] != offered:
-            self._slots[at] = (self._left(peer) - 1, self._clock(), offered)
+        known = () if slot is None else slot[2]
+        if offered not in known:
+            self._slots[at] = (self._left(at) - 1, self._clock(), (offered, *known[: _KNOWN_GUESSES_MAX - 1]))
 
-    def _left(self, peer: str) -> float:
-        slot = self._slots[_slot_of(peer)]
+    def _is_proven(self, peer: str, offered: bytes) -> bool:
+        proof = self._hash(peer.encode(), offered)
+        return self._proven[_place(proof)] == proof
+
+    def _left(self, at: int) -> float:
+        slot = self._slots[at]
         if slot is None:
             return _FAILED_LOGINS_BURST
         left, at_s, _ = slot
         return min(_FAILED_LOGINS_BURST, left + (self._clock() - at_s) / _FAILED_LOGIN_S)
 
+    def _slot_of(self, peer: str) -> int:
+        """An address of version 6 stands for its network: whoever has one has all of that."""
+        if ":" in peer and "%" not in peer:
+            peer = str(ipaddress.ip_network(f"{peer}/{_IPV6_PREFIX}", strict=False))
+        return _place(self._hash(peer.encode()))
 
-def _slot_of(peer: str) -> int:
-    """An address of version 6 stands for its network: whoever has one has all of that."""
-    network = ipaddress.ip_network(f"{peer}/{_IPV6_PREFIX}", strict=False) if ":" in peer and "%" not in peer else peer
-    return hash(network) % _LOGIN_SLOTS
+    def _hash(self, *parts: bytes) -> bytes:
+        return hashlib.blake2b(b"\0".join(parts), digest_size=_PROOF_BYTES, key=self._key).digest()
+
+
+def _place(digest: bytes) -> int:
+    return int.from_bytes(digest[:4], "little") % _LOGIN_SLOTS
 
 
 class Credentials:
@@ -346,15 +371,16 @@ class Credentials:
         self._decoy = Secret("there is no such access key")
         self._failed = FailedLogins()
         self._hash_key = os.urandom(_HASH_KEY_BYTES)
-        self._by_token = {
-            self._hash(each.token.reveal()): each for each in self._by_access_key.values() if each.token is not None
-        }
+        self._by_token = self._tokens()
 
     def become(self, others: Credentials) -> None:
-        """Know these from now on, wherever they are held. Whoever has proved who it is stays that while connected."""
+        """Know these from now on, wherever they are held. Whoever has proved who it is stays that while connected.
+
+        The key of the hashes stays: by them it is known who has come in before, and what was guessed.
+        """
         assert others.are_required == self.are_required
-        self._by_access_key, self._by_token, self._hash_key = others._by_access_key, others._by_token, others._hash_key
-        self._by_user = others._by_user
+        self._by_access_key, self._by_user = others._by_access_key, others._by_user
+        self._by_token = self._tokens()
 
     def by_access_key(self, access_key: str) -> Credential | None:
         """The credential with this access key, which front ends check a signature with."""
@@ -397,6 +423,10 @@ class Credentials:
             credential, secret = named, named.password
         is_right = secret.matches(secret_key)
         return credential.principal if is_right and credential is not None else None
+
+    def _tokens(self) -> dict[bytes, Credential]:
+        known = self._by_access_key.values()
+        return {self._hash(each.token.reveal()): each for each in known if each.token is not None}
 
     def _hash(self, token: str) -> bytes:
         return hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._hash_key).digest()

@@ -378,9 +378,9 @@ class RestSettings(_Section, frozen=True):
     publish_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes of values that Spark may publish at once for FIFO queues, with deduplication ids or with "
-            "a delay, at most 4 GiB. They are in memory until they are written, and all other commits wait that long. "
-            "Other messages have no such limit.",
+            "Bytes that Spark may publish at once, in values, keys and attributes, for FIFO queues, with "
+            "deduplication ids or with a delay, at most 4 GiB. They are in memory until they are written, and all "
+            "other commits wait that long. Other messages have no such limit.",
             1,
             MARKED_BYTES_MAX,
             live=True,

@@ -108,7 +108,7 @@ def send_of(target: Target, chunk: Chunk, *, sizes_only: bool = False) -> Send:
         raise InvalidRequest(f"a group or dedup id for queue {target.queue!r} is not UTF-8: {error}") from None
     return Send(
         queue=target.queue,
-        bodies=PackedBodies(bodies, chunk.offsets),
+        bodies=PackedBodies(bodies, chunk.offsets.copy()),  # or the whole piece would stay open
         attributes=values,
         groups=groups,
         dedup_ids=ids,

@@ -32,6 +32,7 @@ from penstock.core.storage.keys import ChunkKey, LaneKind, lane_kind
 from penstock.protocols.bulk.operations import Takes
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
 from penstock.salvage import check
+from penstock.server.auth import Principal, owned
 from penstock.spark import rows
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
@@ -247,23 +248,26 @@ def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: 
     assert values(reader, "r3") == [b"one", b"next"]
 
 
+@pytest.mark.parametrize("are_found", [False, True])
 def test_a_publish_that_is_asked_again_while_it_is_done_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_found: bool
 ) -> None:
-    """Its first connection broke. The second request finds no mark yet, and then no pieces any more."""
+    """Its first connection broke. The second request finds no mark yet, and then no pieces, or none to open."""
     node = ThreadedNode(tmp_path / "data")
     at = Where(url=f"http://127.0.0.1:{node.port}")
-    opened = Staging.open
+    size = Staging.size
     asked: list[Any] = []
 
-    def open_late(staging: Staging, token: str, pieces: list[str]) -> list[memoryview]:
-        if not asked:
-            asked.append(None)
-            with contextlib.closing(Connection(at)) as first:
-                asked.append(publish(first, token, pieces, "job", 1))
-        return opened(staging, token, pieces)
+    def size_late(staging: Staging, token: str, name: str) -> int:
+        if asked:
+            return size(staging, token, name)
+        nbytes = size(staging, token, name)
+        asked.append(None)
+        with contextlib.closing(Connection(at)) as first:
+            asked.append(publish(first, token, [name], "job", 1))
+        return nbytes if are_found else size(staging, token, name)
 
-    monkeypatch.setattr(Staging, "open", open_late)
+    monkeypatch.setattr(Staging, "size", size_late)
     with contextlib.closing(Connection(at)) as writer, contextlib.closing(ServerPlace(at)) as reader:
         stage(writer, "t", "a", piece("orders", b"one"))
         assert publish(writer, "t", ["a"], "job", 1) == {"messages": 0, "already_done": True}
@@ -368,6 +372,42 @@ def test_a_publish_of_any_size_is_whole_or_nothing_whenever_the_server_is_killed
         assert check(tmp_path / "data") == []
 
 
+def test_attributes_count_for_what_one_commit_takes(tmp_path: Path) -> None:
+    """Bodies are empty, and all else is large: what is delayed goes into one commit, and has a limit."""
+    attributes = encode_attributes({"a": "x" * 100_000})
+    chunk = Chunk.of(0, 0, [b""] * 30, attributes=[attributes] * 30)
+    (tmp_path / "penstock.toml").write_text("[rest]\npublish_bytes_max = 50_000_000\n")
+    with (
+        serving(tmp_path, "--config", str(tmp_path / "penstock.toml")) as server,
+        contextlib.closing(Connection(where(server, None))) as writer,
+    ):
+        stage(writer, "t", "a", b"".join(encode_section(Target("orders", delay_ms=1), chunk)))
+        with pytest.raises(ServerFailed, match="more than 50000000 bytes") as failed:
+            publish(writer, "t", ["a"] * 20, "job", 0)
+        assert failed.value.status == 413
+        assert publish(writer, "t", ["a"] * 15, "job", 0)["messages"] == 450
+
+
+def test_a_publish_of_many_pieces_opens_few_files(tmp_path: Path) -> None:
+    names = [f"p{number}" for number in range(40)]
+    with serving(tmp_path) as server, contextlib.closing(Connection(where(server, None))) as writer:
+        for name in names:
+            stage(writer, "t", name, piece("orders", bytes(1_000_000)))
+        descriptors = Path(f"/proc/{server.process.pid}/fd")
+        before, most = len(list(descriptors.iterdir())), 0
+        with contextlib.closing(Connection(where(server, None))) as again, ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(publish, again, "t", names * 10, "job", 0)
+            while not asked.done():
+                most = max(most, len(list(descriptors.iterdir())))
+            assert asked.result()["messages"] == 400
+        assert most < before + 30
+        stage(writer, "t", "p", piece("orders", bytes(1_000_000)))
+        for times, status in ((20_001, 400), (20_000, 413)):
+            with pytest.raises(ServerFailed, match=r"length|publish at most") as failed:
+                publish(writer, "t", ["p"] * times, "job", 1)
+            assert failed.value.status == status
+
+
 def test_an_aborted_write_is_gone(writer: Connection) -> None:
     stage(writer, "t6", "a", piece("r6", b"one"))
     writer.ask("DELETE", "/v1/bulk/staging/t6")
@@ -445,6 +485,15 @@ def test_offsets_of_no_partition_or_of_more_than_can_be_are_refused(writer: Conn
         with pytest.raises(ServerFailed, match="length") as failed:
             writer.ask("POST", f"/v1/bulk/{path}", body)
         assert failed.value.status == 400
+
+
+def test_a_small_request_for_offsets_has_no_large_answer(writer: Connection) -> None:
+    send(writer, piece("r-small", b"x"))
+    assert len(writer.ask("POST", "/v1/bulk/offsets", {"queues": ["r-small"] * 100})["offsets"]) == 1
+    assert writer.ask("POST", "/v1/bulk/offsets", {"queues": ["r-none"] * 100})["missing"] == ["r-none"]
+    with pytest.raises(ServerFailed, match="queue 'r-small' has 1 partitions, and 'after' has 1000 offsets") as failed:
+        writer.ask("POST", "/v1/bulk/offsets", {"queues": ["r-small"], "after": {"r-small": [0] * 1_000}})
+    assert failed.value.status == 400
 
 
 def test_an_offset_beyond_all_numbers_is_one_behind_the_last_message(writer: Connection, reader: ServerPlace) -> None:
@@ -660,13 +709,25 @@ def test_who_has_no_token_gets_nothing(server: Server, token: str | None) -> Non
 
 def test_who_may_only_read_sends_nothing(server: Server) -> None:
     connection = Connection(where(server, "read-token"))
-    for call in (
-        lambda: send(connection, piece("r13", b"x")),
-        lambda: stage(connection, "t13", "a", piece("r13", b"x")),
+    for call, what in (
+        (lambda: send(connection, piece("r13", b"x")), "queue 'r13'"),
+        (lambda: stage(connection, "t13", "a", piece("r13", b"x")), "any queue"),
+        (lambda: stage(connection, "t13", "a", b""), "any queue"),
     ):
-        with pytest.raises(ServerFailed, match="no write right on queue 'r13'") as failed:
+        with pytest.raises(ServerFailed, match=f"no write right on {what}") as failed:
             call()
         assert failed.value.status == 403
+
+
+def test_what_is_refused_or_empty_is_not_staged(server: Server) -> None:
+    staged = server.directory / "data" / "staging"
+    with contextlib.closing(Connection(where(server, "other-token"))) as other:
+        before = {path.name for path in staged.iterdir()} if staged.exists() else set()
+        for data, status in ((piece("r13", b"x"), 403), (b"no piece", 400), (b"", 400)):
+            with pytest.raises(ServerFailed) as failed:
+                stage(other, "t-refused", "a", data)
+            assert failed.value.status == status
+        assert {path.name for path in staged.iterdir()} == before
 
 
 def test_who_may_only_read_marks_nothing_as_done(server: Server, writer: Connection, reader: ServerPlace) -> None:
@@ -867,7 +928,33 @@ def test_a_piece_that_is_not_kept_counts_for_nothing(tmp_path: Path) -> None:
     assert (staging.nbytes, len(new.data())) == (90, 90)
     new.discard()
     assert staging.nbytes == 0
-    assert list((tmp_path / "staging" / "a").iterdir()) == []
+    assert list((tmp_path / "staging").iterdir()) == [] and not staging._sizes
+
+
+def test_one_principal_has_an_eighth_of_all_writes_and_others_have_the_rest(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging")
+    greedy, other = (Principal(name, name, []) for name in ("greedy", "other"))
+    for number in range(125):
+        stage_directly(staging, owned(greedy, f"t{number}"), "p", [b"x"])
+    with pytest.raises(OverLimit, match="you have 125 writes staged already"):
+        staging.begin(owned(greedy, "t125"), "p")
+    stage_directly(staging, owned(greedy, "t7"), "another", [b"x"])
+    stage_directly(staging, owned(other, "t125"), "p", [b"x"])
+    staging.drop(owned(greedy, "t3"))
+    stage_directly(staging, owned(greedy, "t125"), "p", [b"x"])
+
+
+def test_a_piece_that_is_refused_takes_nothing_from_one_that_begins_meanwhile(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging")
+
+    def one(number: int) -> None:
+        for turn in range(50):
+            new = staging.begin("t", f"p{number}-{turn}")
+            new.discard()
+
+    with ThreadPoolExecutor(8) as tasks:
+        list(tasks.map(one, range(8)))
+    assert not staging._sizes and list((tmp_path / "staging").iterdir()) == []
 
 
 def test_a_token_can_be_used_anew_while_its_old_files_are_removed(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def test_who_guesses_is_refused_for_a_while_and_who_is_logged_in_goes_on(serve: 
             assert "wait" in refused(response, 429, "too_many_failed_logins")
             assert 1 <= int(response.headers["retry-after"]) <= 6
         refused(http.get("/v1/me", headers=bearer("AKROOT:root secret")), 429, "too_many_failed_logins")
+        response = http.get("/metrics", headers=bearer("root-token"))
+        assert response.status_code == 429 and 1 <= int(response.headers["retry-after"]) <= 6
         assert http.get("/v1/me", headers=bearer("read-token")).status_code == 200
         assert http.get("/livez").status_code == 200
         explained = http.get("/v1/problems/too_many_failed_logins")

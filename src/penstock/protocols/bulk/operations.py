@@ -59,13 +59,13 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import AccessDenied, InvalidName, InvalidRequest, QueueNotFound
+from penstock.core.errors import AccessDenied, BatchTooLarge, InvalidName, InvalidRequest, QueueNotFound
 from penstock.core.handlers.once import Marks
 from penstock.core.queues.origin import Origin
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.core.storage.chunk import Chunk
 from penstock.protocols.bulk.publishing import FindId, Publish, put_ids
-from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
+from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, STAGED_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, Resource, operation
@@ -79,7 +79,7 @@ from penstock.server.shards import Shards
 from penstock.wire.pieces import decode_piece, send_of
 
 QUEUES_MAX = 10_000
-PIECES_MAX = 100_000
+PIECES_MAX = 20_000
 READ_MAX = 100_000
 CHUNKS_MAX = 10_000
 TAKE_MAX = 100_000
@@ -323,7 +323,7 @@ class Bulk(Resource):
     async def offsets(self, caller: Caller, body: OffsetsRequest) -> OffsetsReply:
         """Where the messages of some queues stand."""
         reply = OffsetsReply([], [], ENGINES[self.services.settings.server.engine].has_kafka_log)
-        for name in body.queues:
+        for name in dict.fromkeys(body.queues):
             caller.need(name, FindOffsets)
             try:
                 reply.offsets += await self._offsets_of(name, body)
@@ -339,9 +339,14 @@ class Bulk(Resource):
             command = FindOffsets(queue=name, times_ms=tuple(body.times_ms), after=after, bytes_max=bytes_max)
             return self.shard.call(command)
 
+        after = _offsets(body.after.get(name, 0))
+        first = await find(after[0])
+        if len(after) > first.partitions:
+            raise InvalidRequest(
+                f"queue {name!r} has {first.partitions} partitions, and 'after' has {len(after)} offsets of it"
+            )
         if name in body.after:
-            return await asyncio.gather(*map(find, _offsets(body.after[name])))
-        first = await find(0)
+            return [first, *await asyncio.gather(*map(find, after[1:]))]
         rest = [find(partition << PARTITION_SHIFT) for partition in range(1, first.partitions)]
         return [first, *await asyncio.gather(*rest)]
 
@@ -452,13 +457,16 @@ class Bulk(Resource):
     @operation("PUT", "/v1/bulk/staging/{token}/{piece}", body_bytes_max=PIECE_BYTES_MAX)
     async def stage(self, caller: Caller, token: str, piece: str, body: Blocks) -> None:
         """Keep a piece for later. What is in it is looked at now, so that its writer learns what is wrong."""
+        _need_some_write(caller.principal)
         staging = await self._open_staging()
         begun = await asyncio.to_thread(staging.begin, owned(caller.principal, token), piece)
         try:
             async for parts in body:
                 await asyncio.to_thread(begun.write, parts)
-            if sends := await asyncio.to_thread(lambda: _sends(begun.data(), caller, sizes_only=True)):
-                await self.shard.call(CommitWork(acks=[], sends=sends, check_only=True))
+            sends = await asyncio.to_thread(lambda: _sends(begun.data(), caller, sizes_only=True))
+            if not sends:
+                raise InvalidRequest(f"piece {piece!r} is empty: a piece has one section at least")
+            await self.shard.call(CommitWork(acks=[], sends=sends, check_only=True))
         except BaseException:
             begun.discard()
             raise
@@ -468,35 +476,40 @@ class Bulk(Resource):
     async def publish(self, caller: Caller, body: PublishRequest) -> PublishReply:
         """Send staged pieces, all of them or none, unless that was done before."""
         principal = caller.principal
-        if not principal.has("write"):  # without pieces, it would still set the mark
-            raise AccessDenied(f"{principal.name!r} has no write right on any queue")
+        _need_some_write(principal)  # without pieces, it would still set the mark
         Marks.check(body.name, body.number)
         staging, token = await self._open_staging(), owned(principal, body.token)
         if await self._was_published(body, caller.principal):
             await asyncio.to_thread(staging.drop, token)
             return PublishReply(0, already_done=True)
         try:
-            pieces = await asyncio.to_thread(_staged, staging, _kept_names(principal, body.token), body.pieces)
+            found = await asyncio.to_thread(_staged, staging, _kept_names(principal, body.token), body.pieces)
+            messages = await self._published(body, caller, staging, found)
         except PieceNotFound:
             if await self._was_published(
                 body, caller.principal
             ):  # just now: asked before, over a connection that broke
                 return PublishReply(0, already_done=True)
             raise
-        messages = await self._published(body, caller, pieces)
         await self._drop_soon(staging, token)
         return PublishReply(0, already_done=True) if messages is None else PublishReply(messages)
 
-    async def _published(self, body: PublishRequest, caller: Caller, pieces: list[memoryview]) -> int | None:
+    async def _published(
+        self, body: PublishRequest, caller: Caller, staging: Staging, found: dict[str, tuple[str, int]]
+    ) -> int | None:
         """How many messages were sent; None if they were before. Who asks again meanwhile waits for the same answer."""
+        nbytes = sum(found[piece][1] for piece in body.pieces)
+        if nbytes > STAGED_BYTES_MAX:  # some of them more than once
+            raise BatchTooLarge(f"the pieces have {nbytes} bytes together: publish at most {STAGED_BYTES_MAX} at once")
         mark = (owned(caller.principal, body.name), body.number)
         running = self._publishing.get(mark)
         if running is None:
             publish = Publish(
                 self.shard,
                 mark,
-                pieces,
-                lambda piece: _sends(piece, caller),
+                body.pieces,
+                nbytes,
+                lambda piece: _sends(staging.open(found[piece][0], [piece])[0], caller),
                 self._find_id(caller.principal),
                 self.settings.publish_bytes_max,
             )
@@ -567,17 +580,22 @@ def _kept_names(principal: Principal, name: str) -> list[str]:
     return [own] if own == name or is_owned(name) else [own, name]
 
 
-def _staged(staging: Staging, tokens: list[str], pieces: list[str]) -> list[memoryview]:
-    """Pieces, mapped into memory: each from the first token that has it."""
-    return [_staged_piece(staging, tokens, piece) for piece in pieces]
+def _need_some_write(principal: Principal) -> None:
+    if not principal.has("write"):
+        raise AccessDenied(f"{principal.name!r} has no write right on any queue")
 
 
-def _staged_piece(staging: Staging, tokens: list[str], piece: str) -> memoryview:
+def _staged(staging: Staging, tokens: list[str], pieces: list[str]) -> dict[str, tuple[str, int]]:
+    """For each piece, the first token that has it, and its bytes."""
+    return {piece: _staged_piece(staging, tokens, piece) for piece in dict.fromkeys(pieces)}
+
+
+def _staged_piece(staging: Staging, tokens: list[str], piece: str) -> tuple[str, int]:
     *earlier, last = tokens
     for token in earlier:
         with contextlib.suppress(PieceNotFound):
-            return staging.open(token, [piece])[0]
-    return staging.open(last, [piece])[0]
+            return token, staging.size(token, piece)
+    return last, staging.size(last, piece)
 
 
 def _offsets(given: Offset) -> list[int]:

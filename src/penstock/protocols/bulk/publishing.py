@@ -28,7 +28,8 @@ COMMIT_BYTES = 32 * 1024 * 1024
 _TRIES_MAX = 5
 _Key = tuple[str, bool]
 
-Decode = Callable[[memoryview], list[Send]]
+Decode = Callable[[str], list[Send]]
+"""What a piece sends, by its name. It is opened for that, and closed when that is done."""
 FindId = Callable[[str, int], Awaitable[str | None]]
 """The id of the message of a queue with a number; None if there is no such queue, or the caller may not know it."""
 
@@ -40,7 +41,8 @@ class Publish:
         self,
         shard: Shards,
         mark: tuple[str, int],
-        pieces: Sequence[memoryview],
+        pieces: Sequence[str],
+        nbytes: int,
         decode: Decode,
         find_id: FindId,
         bytes_max: int,
@@ -51,7 +53,7 @@ class Publish:
         self._decode = decode
         self._find_id = find_id
         self._bytes_max = bytes_max
-        self._is_small = sum(map(len, pieces)) <= COMMIT_BYTES
+        self._is_small = nbytes <= COMMIT_BYTES
         self._begin()
 
     def _begin(self) -> None:
@@ -154,5 +156,8 @@ async def put_ids(send: Send, find_id: FindId) -> None:
 
 
 def _nbytes(send: Send) -> int:
+    """How much memory it takes, about: bodies may be empty, and all else large."""
     assert isinstance(send.bodies, PackedBodies)
-    return len(send.bodies.data)
+    columns = (send.attributes, send.groups, send.dedup_ids, send.origins)
+    values = sum(len(each) for column in columns for each in column or () if each is not None)
+    return len(send.bodies.data) + send.bodies.offsets.nbytes + values

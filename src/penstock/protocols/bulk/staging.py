@@ -28,11 +28,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest, NotFound, OverLimit
+from penstock.server.auth import owner_of
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
 BUFFERS_PER_WRITE_MAX = 1_024
 STAGED_BYTES_MAX = 16 * 1024 * 1024 * 1024
 TOKENS_MAX = 1_000
+OWNED_TOKENS_MAX = TOKENS_MAX // 8
+"""Of one principal, where there are several: nobody takes the place of all others."""
 AGE_S_MAX = 24 * 3_600.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
@@ -41,6 +44,7 @@ DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 _ASIDE = ".dropped-"
 """No token begins like this."""
 _GIVEN_UP = "piece {!r} belongs to a write that was given up meanwhile: write it again, if that is done again"
+_NOT_THERE = "there is no piece {!r}: write it first, or again if it was too old"
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """Pages that are in memory already are mapped all at once."""
 
@@ -81,10 +85,11 @@ class NewPiece:
             raise PieceNotFound(_GIVEN_UP.format(self._path.stem)) from None
 
     def discard(self) -> None:
-        """It is not good, or did not come to its end."""
+        """It is not good, or did not come to its end. If it was the only one, nothing is left of its token."""
         os.close(self._descriptor)
         self._partial.unlink(missing_ok=True)
         self._staging.account(self._token, -self._nbytes)
+        self._staging.forget_empty(self._token)
 
 
 class Staging:
@@ -94,7 +99,7 @@ class Staging:
         self._root = root
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
         if root.is_dir():
@@ -103,6 +108,8 @@ class Staging:
         for directory in root.iterdir() if root.is_dir() else ():
             if directory.name.startswith(_ASIDE):  # the server ended before it was removed
                 remove(directory)
+                continue
+            if _is_removed(directory):
                 continue
             self._sizes[directory.name] = sum(file.stat().st_size for file in directory.iterdir())
         self.drop_old()
@@ -116,24 +123,50 @@ class Staging:
         """A piece that is going to be written."""
         directory = self._directory(token)
         _check_name(piece, "piece")
-        self.account(token, 0)
-        self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         partial = directory / f"{piece}.{uuid.uuid4().hex}.partial"
-        try:
-            return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
-        except FileNotFoundError:  # the token was dropped just now
-            raise PieceNotFound(_GIVEN_UP.format(piece)) from None
+        with self._lock:  # or `forget_empty` could come in between
+            self.account(token, 0)
+            try:
+                self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+                directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+                return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
+            except FileNotFoundError:  # the token was dropped just now
+                self.forget_empty(token)
+                raise PieceNotFound(_GIVEN_UP.format(piece)) from None
+            except BaseException:
+                self.forget_empty(token)
+                raise
 
     def account(self, token: str, nbytes: int) -> None:
         """So many bytes more. `OverLimit` if that is too much."""
         with self._lock:
-            if token not in self._sizes and len(self._sizes) >= TOKENS_MAX:
-                raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
+            if token not in self._sizes:
+                self._check_room(token)
             if nbytes > 0 and self.nbytes + nbytes > self._bytes_max:
                 raise OverLimit(f"more than {self._bytes_max} bytes would be staged: publish or abort something first")
             if nbytes >= 0 or token in self._sizes:  # what was dropped counts no more
                 self._sizes[token] = max(0, self._sizes.get(token, 0) + nbytes)
+
+    def _check_room(self, token: str) -> None:
+        """Whether there may be one more token."""
+        if len(self._sizes) >= TOKENS_MAX:
+            raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
+        owner = owner_of(token)
+        if owner is not None and sum(owner_of(each) == owner for each in self._sizes) >= OWNED_TOKENS_MAX:
+            raise OverLimit(f"you have {OWNED_TOKENS_MAX} writes staged already: publish or abort some of yours first")
+
+    def forget_empty(self, token: str) -> None:
+        """Forget a token under which there is nothing."""
+        with self._lock:
+            if _is_removed(self._directory(token)):
+                self._sizes.pop(token, None)
+
+    def size(self, token: str, piece: str) -> int:
+        """How many bytes a piece has. `PieceNotFound` if it is not there."""
+        try:
+            return (self._directory(token) / (_check_name(piece, "piece") + _SUFFIX)).stat().st_size
+        except FileNotFoundError:
+            raise PieceNotFound(_NOT_THERE.format(piece)) from None
 
     def open(self, token: str, pieces: list[str]) -> list[memoryview]:
         """Pieces, mapped into memory. They stay readable when the token is dropped."""
@@ -173,6 +206,17 @@ def remove(aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def _is_removed(directory: Path) -> bool:
+    """Whether a directory is gone: if there is nothing in it, it goes now."""
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
     for low in range(0, len(parts), BUFFERS_PER_WRITE_MAX):
         some = parts[low : low + BUFFERS_PER_WRITE_MAX]
@@ -197,4 +241,4 @@ def _mapped(path: Path, piece: str) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, flags=_FLAGS, prot=mmap.PROT_READ))
     except FileNotFoundError:
-        raise PieceNotFound(f"there is no piece {piece!r}: write it first, or again if it was too old") from None
+        raise PieceNotFound(_NOT_THERE.format(piece)) from None

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
 from penstock.core.commands import Ack, CommitWork, Send, Sent, Stats
-from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
+from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound, TooManyFailedLogins
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.front_end import STATUS
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, Headers, HttpLimits, Observer, Terms
@@ -40,7 +40,7 @@ from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews, history_of
 from penstock.protocols.rest.pages import DOCS_POLICY, docs_page
-from penstock.protocols.rest.problems import RestError, invalid, render_problem
+from penstock.protocols.rest.problems import RestError, headers_of, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
 from penstock.protocols.rest.search import Searching
@@ -401,6 +401,8 @@ class RestApp:
                 return _plain(error.status, str(error))
             challenge = ("www-authenticate", 'Basic realm="penstock", charset="UTF-8"')
             return _plain(401, "metrics need an access key and its secret", challenge)
+        except TooManyFailedLogins as error:
+            return _plain(429, str(error), *headers_of(error))
         except PenstockError as error:
             return _plain(503, str(error))
         sources = [*self._services.metric_sources, self._process.families]

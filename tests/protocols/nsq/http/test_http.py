@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -415,6 +416,9 @@ def test_who_guesses_is_told_to_wait(tmp_path: Path) -> None:
             status, told = running.ask(method, path, b"x", SHOP)
             assert status == 429
             assert told["message"].startswith("too many failed logins from 127.0.0.1: wait ")
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)) as connection:
+            connection.request("GET", "/stats", headers=SHOP)
+            assert 1 <= int(connection.getresponse().headers["retry-after"]) <= 6
 
 
 def test_rights_hold_by_topic(guarded: RunningNode) -> None:
