@@ -166,6 +166,11 @@ def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
     assert "too large" in problems(written(tmp_path, "\n".join(levels)))[0]
 
 
+@pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 50_000])
+def test_what_is_nested_too_deeply_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    assert problems(written(tmp_path, text)) == ["orders.yaml: is no YAML: it is nested too deeply"]
+
+
 def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path) -> None:
     assert "ends in .yaml, .yml or .py" in problems(written(tmp_path, "x", "orders.toml"))[0]
     assert "there is no such file" in problems(tmp_path / "nothing.yaml")[0]

@@ -286,6 +286,34 @@ def test_what_only_spark_can_know_has_its_place_too(queues: Queues, step: str, e
         assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["parsed", "source"])
+def test_a_table_of_the_catalogue_is_not_read_in_place_of_a_view(queues: Queues, name: str) -> None:
+    queues.create()
+    send(queues, '{"id": 1}')
+    queues.spark.sql(f"create table {name} using parquet as select 7L as id, 'foreign' as body")
+    bench = Bench(
+        queues,
+        """
+        source: {queue: "{q}-q"}
+        steps:
+          - {name: parsed, parse: json, schema: "id bigint"}
+          - {sql: select id from parsed}
+        sink: {queue: "{q}-out"}
+        dead_letters: d
+        """,
+    )
+    for look in (bench.check, bench.run):
+        with pytest.raises(InvalidDefinition) as caught:
+            look()
+        assert str(caught.value).endswith(
+            f"the catalogue has a table '{name}', which would be read instead: "
+            "give this view another name, or drop that table"
+        )
+    queues.spark.sql(f"drop table {name}")
+    assert bench.run().state == "done"
+    assert [json.loads(body_of(each)) for each in queues.records("out")] == [{"id": 1}]
+
+
 def test_looking_with_spark_reads_nothing_and_leaves_nothing(queues: Queues) -> None:
     bench = Bench(queues, ORDERS)
     queues.create()
@@ -337,7 +365,7 @@ def test_rows_that_fail_are_dead_letters_of_their_queue_and_go_back_by_redrive(q
         )
         assert bench.run().state == "done"
         dead = ps.queue(queues.name("q.dead"))
-        letters = dead.browse(limit=10)
+        letters = sorted(dead.browse(limit=10), key=lambda letter: letter.origin.sequence)
         assert [(letter.origin.queue, letter.origin.sequence) for letter in letters] == [
             (queues.name(), 1),
             (queues.name(), 2),

@@ -10,6 +10,7 @@ import json
 import pickle
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -56,6 +57,7 @@ class RegistryServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.schemas = {1: ORDER_1, 2: ORDER_2, 3: OTHER}
         self.latest = 2
+        self.texts: dict[int, Any] = {}
         self.asked: list[str] = []
         self.failing = 0
         self.credentials: str | None = None
@@ -77,6 +79,8 @@ class Answers(BaseHTTPRequestHandler):
         if registry.credentials is not None and self.headers["authorization"] != f"Basic {registry.credentials}":
             return self.answer(401, {"error_code": 40101, "message": "who are you?"})
         *_, kind, what = self.path.split("/")
+        if kind == "ids" and int(what) in registry.texts:
+            return self.answer(200, registry.texts[int(what)])
         if kind == "ids" and int(what) in registry.schemas:
             return self.answer(200, {"schema": json.dumps(registry.schemas[int(what)])})
         if self.path == "/subjects/orders-value/versions/latest":
@@ -156,12 +160,23 @@ def test_json_is_read_by_its_schema_and_new_fields_are_told() -> None:
         (b'{"order": 1, "tags": [1]}', "tags[0] is 1: it must be string"),
         (b'{"order": 1, "to": {"city": 5}}', "to.city is 5: it must be string"),
         (b'{"order": 1, "paid": 1}', "paid is 1: it must be bool"),
+        pytest.param(b"[" * 100_000, "it is no JSON: it is nested too deeply", id="nested"),
+        pytest.param(b"1" * 100_000, "it is no JSON", id="digits"),
+        (rb'{"order": "\ud800"}', r"order is '\ud800': it must be int64"),
+        (rb'{"order": 1, "tags": ["\ud800"]}', r"tags[0] is '\ud800': it must be string"),
+        (rb'{"order": 1, "notes": {"\ud800": 1}}', "its values do not fit the columns"),
+        (rb'{"order": 1, "notes": {"\ud800": "x"}}', r"notes.\ud800 is 'x': it must be double"),
     ],
 )
 def test_json_that_is_not_of_its_schema_is_a_problem_of_its_row_alone(value: bytes | None, problem: str) -> None:
     first, bad, last = read_all(Json(SCHEMA), b'{"order": 1}', value, b'{"order": 2}')
     assert (first["data"]["order"], last["data"]["order"]) == (1, 2)
     assert bad["data"] is None and bad["problem"].startswith(problem)
+
+
+def test_a_name_that_is_no_text_is_told_as_it_is_escaped() -> None:
+    first, odd = read_all(Json(SCHEMA), b'{"order": 1}', rb'{"order": 2, "\ud800": 1}')
+    assert (first["data"]["order"], odd["data"]["order"], odd["newFields"]) == (1, 2, [r"\ud800"])
 
 
 # -- Avro and the registry --
@@ -183,7 +198,8 @@ def test_avro_is_read_by_the_schema_that_each_value_was_written_with(registry: R
     first, second = read_all(new, *values)
     assert first["data"] == by_default | {"at": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}
     assert second["data"] == later | {"notes": [("a", "b")]}
-    assert registry.asked.count("/schemas/ids/2") == 2, "once for each of the two readers"
+    assert registry.asked.count("/schemas/ids/1") == 1, "the one that was the latest is known"
+    assert registry.asked.count("/schemas/ids/2") == 1, "the one that was the latest is known"
 
 
 def test_avro_that_does_not_fit_is_a_problem_of_its_row_alone(registry: RegistryServer) -> None:
@@ -199,6 +215,47 @@ def test_avro_that_does_not_fit_is_a_problem_of_its_row_alone(registry: Registry
         "it has no number of a schema in front",
         "1 bytes follow the Avro record",
     ]
+
+
+def test_a_number_of_what_is_no_avro_record_is_a_problem_of_its_row_alone(registry: RegistryServer) -> None:
+    format = Avro(registry=Registry(registry.url), subject="orders-value")
+    registry.texts = {
+        4: {"schema": 'syntax = "proto3"; message Order { int64 order = 1; }', "schemaType": "PROTOBUF"},
+        5: {"schema": json.dumps({"type": "enum", "name": "Kind", "symbols": ["TEA"]})},
+        6: {"schema": '"long"'},
+        7: {"schema": "[" * 100_000},
+        8: {"no": "schema"},
+        9: [],
+    }
+    good = avro(ORDER_1, {"order": 7}, 1)
+    found = read_all(format, good, *(struct.pack(">bI", 0, number) + b"\0" for number in registry.texts), good)
+    assert [row["problem"] is None for row in found] == [True, False, False, False, False, False, False, True]
+    says = [row["problem"] for row in found[1:-1]]
+    assert says[0].startswith("schema 4 of the registry is no Avro schema: ")
+    assert says[1].startswith("it is not of its Avro schema: SchemaResolutionError")
+    assert says[2].startswith("it is not of its Avro schema: SchemaResolutionError")
+    assert says[3].startswith("schema 7 of the registry is no Avro schema: ")
+    assert says[4:] == ["the registry has no schema 8", "the registry has no schema 9"]
+
+
+def test_made_up_numbers_are_asked_for_once_and_only_so_many_in_a_batch(registry: RegistryServer) -> None:
+    registry.latest = 1
+    format = Avro(registry=Registry(registry.url), subject="orders-value")
+    kind, read = format.arrow_type(), format.reader()
+    good = avro(ORDER_1, {"order": 7}, 1)
+    made_up = [struct.pack(">bI", 0, number) + b"x" for number in range(100, 1_100)]
+    registry.asked.clear()
+    data, problems, _ = decode_batch(read, kind, pa.array([*made_up, good, made_up[0]], pa.binary()))
+    assert data[-2].as_py() == {"order": 7}, "a schema that is there is found all the same"
+    assert len(registry.asked) <= 102
+    assert {problems[index].as_py() for index in (0, 99, -1)} == {
+        "the registry has no schema 100",
+        "the registry has no schema 199",
+    }
+    assert problems[999].as_py() == "too many values name schemas that the registry has not: 1099 was not asked for"
+    before = len(registry.asked)
+    decode_batch(read, kind, pa.array([*made_up[:100], good] * 2, pa.binary()))
+    assert len(registry.asked) == before, "what is not there is not asked for again at once"
 
 
 def test_avro_needs_no_registry_where_the_schema_is_given() -> None:
@@ -275,6 +332,35 @@ def test_protobuf_is_read_by_its_descriptors_and_new_fields_are_told() -> None:
         assert row["data"] == expected
     (row,) = read_all(framed, b"\0\0\0\0\x07\x84")
     assert row["problem"] == "it ends in the path of its message"
+
+
+def test_protobuf_that_no_column_holds_is_a_problem_of_its_row_alone() -> None:
+    known, kind = descriptors()
+    good, late, early = kind(order=7), kind(order=8), kind(order=9)
+    late.at.seconds, early.at.seconds, early.at.nanos = 2**62, -(2**62), -5
+    values = [each.SerializeToString() for each in (good, late, early, good)]
+    rows = read_all(Protobuf(known, "shop.Order"), *values)
+    assert [row["data"] and row["data"]["order"] for row in rows] == [7, None, None, 7]
+    assert [row["problem"] for row in rows[1:3]] == [
+        "a time is out of range: 4611686018427387904 s and 0 ns",
+        "a time is out of range: -4611686018427387904 s and -5 ns",
+    ]
+
+
+def test_the_path_of_a_message_is_bounded() -> None:
+    known, kind = descriptors()
+    framed = Protobuf(known, "shop.Order", framed=True)
+    began_s = time.process_time()
+    long, many, negative = read_all(
+        framed,
+        b"\0\0\0\0\x07" + b"\xff" * 200_000 + b"\0",
+        b"\0\0\0\0\x07" + b"\xfe\xff\xff\x0f" + b"\0" * 200_000,
+        b"\0\0\0\0\x07\x01" + kind(order=7).SerializeToString(),
+    )
+    assert time.process_time() - began_s < 0.5
+    assert long["problem"] == "the path of its message has a number of more than 10 bytes"
+    assert many["problem"] == "it ends in the path of its message"
+    assert negative["problem"] == "the path of its message is -1 numbers long"
 
 
 @pytest.mark.parametrize(

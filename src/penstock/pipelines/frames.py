@@ -63,9 +63,14 @@ class Frames:
 
     def _forget(self) -> None:
         """What an earlier query has made is made anew: it reads other channels."""
-        for name in (*self._pipeline.sources, *self._pipeline.views):
-            if not name.endswith(".flow"):
-                self._spark.catalog.dropTempView(name)
+        nodes: list[Source | View] = [*self._pipeline.sources.values(), *self._pipeline.views.values()]
+        for node in nodes:
+            if node.name.endswith(".flow"):
+                continue
+            self._spark.catalog.dropTempView(node.name)
+            if self._spark.catalog.tableExists(f"`{node.name}`"):
+                text = f"the catalogue has a table {node.name!r}, which would be read instead"
+                raise _invalid(node.at, f"{text}: give this view another name, or drop that table")
         for output in self._pipeline.outputs.values():
             if output.is_table:
                 self._spark.sql(f"drop table if exists `{output.name}`")

@@ -64,6 +64,8 @@ def load_yaml(file: Path) -> Located:
         return _Reader(str(file), yaml).read(node, "", 0)
     except UnicodeDecodeError as error:
         raise InvalidDefinition([Problem(Place(str(file)), f"is no UTF-8: {error}")]) from None
+    except RecursionError:
+        raise InvalidDefinition([Problem(Place(str(file)), "is no YAML: it is nested too deeply")]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = Place(str(file), mark.line + 1 if mark else None)

@@ -42,6 +42,10 @@ DATA, PROBLEM, NEW_FIELDS = "data", "problem", "newFields"
 _FRAME = struct.Struct(">bI")
 _TRIES = 4
 _PROBLEM_LENGTH_MAX = 300
+_NUMBER_MAX = 2**31 - 1
+_MISSED_MAX = 100
+_MISSED_S = 10.0
+_VARINT_BYTES_MAX = 10
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
@@ -73,21 +77,35 @@ class Registry:
     password: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     _known: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+    _missed: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    """Numbers that it did not have, and when it was asked for them."""
 
     def schema(self, number: int) -> str:
-        """The schema with this number; `Unreadable` if there is none."""
-        if number not in self._known:
+        """The schema with this number; `Unreadable` if there is none.
+
+        Whoever sends may make numbers up. So the registry is asked for few in a while that it has not.
+        """
+        if number in self._known:
+            return self._known[number]
+        now_s = time.monotonic()
+        for each in [each for each, asked_s in self._missed.items() if now_s - asked_s > _MISSED_S]:
+            del self._missed[each]
+        if number not in self._missed and number <= _NUMBER_MAX:
+            if len(self._missed) >= _MISSED_MAX:
+                raise Unreadable(f"too many values name schemas that the registry has not: {number} was not asked for")
             found = self._ask(f"/schemas/ids/{number}")
-            if found is None:
-                raise Unreadable(f"the registry has no schema {number}")
-            self._known[number] = found["schema"]
-        return self._known[number]
+            if isinstance(found, dict) and isinstance(found.get("schema"), str):
+                return self._known.setdefault(number, found["schema"])
+            self._missed[number] = now_s
+        raise Unreadable(f"the registry has no schema {number}")
 
     def latest(self, subject: str) -> str:
         """The latest schema of a subject."""
         found = self._ask(f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
         if found is None:
             raise InvalidOption(f"the registry at {self.url} has no subject {subject!r}")
+        if isinstance(found.get("id"), int):
+            self._known[found["id"]] = str(found["schema"])
         return str(found["schema"])
 
     def _ask(self, path: str) -> Any:
@@ -145,11 +163,13 @@ class Json:
         def read(value: bytes) -> tuple[dict[str, Any], list[str]]:
             try:
                 found = json.loads(unframed(value)[1] if framed else value)
+                if not isinstance(found, dict):
+                    raise Unreadable("it is JSON, and no object")
+                return _fitted(found, kind, ""), sorted(found.keys() - names)
             except ValueError as error:
                 raise Unreadable(f"it is no JSON: {error}") from None
-            if not isinstance(found, dict):
-                raise Unreadable("it is JSON, and no object")
-            return _fitted(found, kind, ""), sorted(found.keys() - names)
+            except RecursionError:
+                raise Unreadable("it is no JSON: it is nested too deeply") from None
 
         return read
 
@@ -247,18 +267,19 @@ class Avro:
 
         wanted, _ = _parsed_avro(self.schema or "")
         registry, own = self.registry, {each["name"] for each in wanted["fields"]}
-        written: dict[int, tuple[Any, list[str]]] = {}
+        written: dict[int, tuple[Any, list[str]] | Unreadable] = {}
 
         def read(value: bytes) -> tuple[dict[str, Any], list[str]]:
             new: list[str] = []
             writer = wanted
             if registry is not None:
                 number, value = unframed(value)
-                if number not in written:
-                    schema, _ = _parsed_avro(registry.schema(number))
-                    named = {each["name"] for each in schema["fields"]} if isinstance(schema, dict) else set()
-                    written[number] = schema, sorted(named - own)
-                writer, new = written[number]
+                known = written.get(number)
+                if known is None:
+                    known = written[number] = _written_avro(number, registry.schema(number), own)
+                if isinstance(known, Unreadable):
+                    raise known
+                writer, new = known
             stream = io.BytesIO(value)
             try:
                 found = fastavro.schemaless_reader(stream, writer, None if writer is wanted else wanted)
@@ -269,6 +290,16 @@ class Avro:
             return found, new  # type: ignore[return-value]
 
         return read
+
+
+def _written_avro(number: int, text: str, own: set[str]) -> tuple[Any, list[str]] | Unreadable:
+    """A schema that values were written with, and its fields besides our own. A registry has other kinds, too."""
+    try:
+        schema, _ = _parsed_avro(text)
+    except InvalidOption as error:
+        return Unreadable(f"schema {number} of the registry is no Avro schema: {error}")
+    named = {each["name"] for each in schema.get("fields", ())} if isinstance(schema, dict) else set()
+    return schema, sorted(named - own)
 
 
 def _parsed_avro(text: str) -> tuple[Any, dict[str, Any]]:
@@ -381,20 +412,22 @@ class Protobuf:
 def _without_path(value: bytes) -> bytes:
     """What follows the path of the message in its file: a count and so many indexes, zigzag varints; one 0 for [0]."""
     count, at = _varint(value, 0)
+    if count < 0:
+        raise Unreadable(f"the path of its message is {count} numbers long")
     for _ in range(count):
         _, at = _varint(value, at)
     return value[at:]
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while at < len(value):
-        byte = value[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+    number = 0
+    for index, byte in enumerate(value[at : at + _VARINT_BYTES_MAX]):
+        number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return number >> 1 ^ -(number & 1), at
-    raise Unreadable("it ends in the path of its message")
+            return number >> 1 ^ -(number & 1), at + index + 1
+    if len(value) - at < _VARINT_BYTES_MAX:
+        raise Unreadable("it ends in the path of its message")
+    raise Unreadable(f"the path of its message has a number of more than {_VARINT_BYTES_MAX} bytes")
 
 
 _TIME = "google.protobuf.Timestamp"
@@ -440,7 +473,10 @@ def _is_map(of: Any) -> bool:
 
 def _message_value(message: Any) -> Any:
     if message.DESCRIPTOR.full_name == _TIME:
-        return message.ToDatetime(tzinfo=datetime.UTC)
+        try:
+            return message.ToDatetime(tzinfo=datetime.UTC)
+        except (ValueError, OverflowError):
+            raise Unreadable(f"a time is out of range: {message.seconds} s and {message.nanos} ns") from None
     found: dict[str, Any] = {}
     for of in message.DESCRIPTOR.fields:
         value = getattr(message, of.name)
@@ -480,10 +516,14 @@ def decode_batch(read: Callable[[bytes], tuple[dict[str, Any], list[str]]], kind
                 raise Unreadable("it is null")
             found, names = read(value)
         except Unreadable as error:
-            problem = str(error)[:_PROBLEM_LENGTH_MAX]
+            problem = _as_text(str(error)[:_PROBLEM_LENGTH_MAX])
+        except SparkError:
+            raise
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:  # whatever else is odd
+            problem = _as_text(f"it cannot be read: {type(error).__name__}: {error}"[:_PROBLEM_LENGTH_MAX])
         data.append(found)
         problems.append(problem)
-        new.append(names)
+        new.append([_as_text(name) for name in names])
     try:
         column = pa.array(data, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):  # one of them does not fit: which?
@@ -494,6 +534,11 @@ def decode_batch(read: Callable[[bytes], tuple[dict[str, Any], list[str]]], kind
             data[index], problems[index] = None, "its values do not fit the columns"
         column = pa.array(data, kind)
     return [column, pa.array(problems, pa.string()), pa.array(new, pa.list_(pa.string()))]
+
+
+def _as_text(text: str) -> str:
+    """What JSON escapes need not be text: half a character stays escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def decoded(frame: Any, format: Format, column: str = "value") -> Any:

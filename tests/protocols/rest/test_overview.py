@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from penstock.core.commands import CreateQueue
 from penstock.core.queues.origin import error_group
 from penstock.server import overview
 from penstock.server.overview import Overview
+from tests.compat.server import until
 from tests.protocols.rest.asking import done, receive, refused, send
 from tests.protocols.rest.serving import Server
 
@@ -254,3 +256,33 @@ def test_the_stream_tells_answers_when_they_change_and_only_then(serve: Callable
                         send(http, "shop-1", "c")
         for wrong in ("/v1/queues/shop-1/messages", "/v1/live", "/nowhere", "/v1/history?range=year"):
             refused(other.get("/v1/live", params={"watch": wrong}), 400, "invalid_request")
+
+
+def test_nobody_takes_all_the_streams(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    with server.client(headers=_BOSS) as http, server.client(headers=_SHOP) as other, ExitStack() as stack:
+        for _ in range(25):
+            stream = stack.enter_context(http.stream("GET", "/v1/live"))
+            assert next(stream.iter_lines()).startswith("data: ")
+        assert not _is_open(http)
+        assert refused(http.get("/v1/live"), 429, "over_limit") == "25 streams of 'boss' are open: close some first"
+        with other.stream("GET", "/v1/live") as stream:
+            assert next(stream.iter_lines()).startswith("data: ")
+        stack.close()
+        until(lambda: _is_open(http), 10)
+
+
+def _is_open(http: httpx.Client) -> bool:
+    with http.stream("GET", "/v1/live") as stream:
+        return stream.status_code == 200
+
+
+def test_a_message_is_watched_by_its_sequence_number_alone(serve: Callable[..., Server]) -> None:
+    with serve().client() as http:
+        (sent,) = send(http, "q", "a")
+        path = "/v1/queues/q/messages/"
+        for name in (sent["id"], "f058b7b8-246f-4424-ac54-c584acaebd01", "²", "x"):
+            refused(http.get("/v1/live", params={"watch": path + name}), 400, "invalid_request")
+        with http.stream("GET", "/v1/live", params={"watch": f"{path}{sent['sequence']}"}) as stream:
+            (told,) = _answers(stream, 1)
+        assert told["answer"]["sequence"] == sent["sequence"]

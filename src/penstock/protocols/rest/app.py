@@ -8,6 +8,7 @@ caller may read: all of them added up, and one by one the busiest (`[metrics]`) 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -57,6 +58,9 @@ from penstock.server.partition_map import OneNode
 from penstock.server.tally import Tally
 from penstock.server.tasks import HEALTH_S
 from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
+
+_NUMBER = re.compile("[0-9]{1,19}")
+"""How a message is named by its sequence number."""
 
 
 class UnitsOfWork(Resource):
@@ -318,6 +322,8 @@ class RestApp:
         if found is None or operation is None or operation.live_s is None:
             raise invalid(f"watch is {address[:100]!r}: there is nothing to watch at this path")
         arguments: dict[str, Any] = dict(found[1])
+        if not _NUMBER.fullmatch(arguments.get("message", "0")):  # each look would go through the whole queue
+            raise invalid(f"watch is {address[:100]!r}: a message is watched by its sequence number, not by its id")
         if operation.query is not None:
             arguments["query"] = decode_query(query, operation.query)
         return operation, arguments

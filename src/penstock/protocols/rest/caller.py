@@ -42,6 +42,11 @@ class Caller:
         self.delivery: Delivery | None = None
         """What was leased for this caller, to be given back if it does not get it."""
 
+    @property
+    def counted_as(self) -> str:
+        """Whose limits count what it does."""
+        return caller_of(self.principal, self._exchange.request.peer)
+
     def need(self, queue: str, *kinds: type[Command]) -> str:
         """The queue's name, if the caller may do one of these commands with it."""
         self._exchange.queue = queue

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,7 @@ from penstock.server.shards import Shards
 
 EVENT_STREAM = "text/event-stream"
 _STREAMS_MAX = 100
+_STREAMS_OF_ONE_MAX = _STREAMS_MAX // 4
 _WATCHED_MAX = 10
 _ALARMS_MAX = 50
 _GROWING_MAX = 20
@@ -296,7 +298,8 @@ class Live(Resource):
         super().__init__(services)
         self._overviews = overviews
         self._find = find
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
+        """Caller -> its streams."""
 
     @operation("GET", "/v1/live", offers=(EVENT_STREAM, JSON))
     async def live(self, caller: Caller, query: LiveQuery) -> Reply:
@@ -304,11 +307,14 @@ class Live(Resource):
 
         Every event is a JSON object: that of `/v1/overview`, and, as `queue`, a row of `/v1/overview/queues`. With
         `watch`, an event of the type `answer` follows whenever the answer of one of these operations has changed:
-        `{"path": "/v1/cluster", "answer": {...}}`, or `problem` instead of `answer`.
+        `{"path": "/v1/cluster", "answer": {...}}`, or `problem` instead of `answer`. A message is watched by its
+        sequence number.
         """
         if query.queue is not None:
             caller.need(query.queue, QueueStats)
-        if self._streams >= _STREAMS_MAX:
+        if self._streams[caller.counted_as] >= _STREAMS_OF_ONE_MAX:
+            raise OverLimit(f"{_STREAMS_OF_ONE_MAX} streams of {caller.counted_as!r} are open: close some first")
+        if self._streams.total() >= _STREAMS_MAX:
             raise OverLimit(f"{_STREAMS_MAX} streams are open: close some first")
         if len(query.watch) > _WATCHED_MAX:
             raise invalid(f"watch is given {len(query.watch)} times: at most {_WATCHED_MAX} are allowed")
@@ -318,7 +324,8 @@ class Live(Resource):
     async def _events(
         self, caller: Caller, queue: str | None, watched: Sequence[_Watched]
     ) -> AsyncGenerator[bytes, None]:
-        self._streams += 1
+        who = caller.counted_as
+        self._streams[who] += 1
         try:
             while not self.services.is_stopping:
                 event = msgspec.to_builtins(await self._overviews.seen_by(caller.principal))
@@ -330,7 +337,9 @@ class Live(Resource):
                         yield b"event: answer\ndata: " + answer + b"\n\n"
                 await asyncio.sleep(LOOK_S)
         finally:
-            self._streams -= 1
+            self._streams[who] -= 1
+            if not self._streams[who]:
+                del self._streams[who]
 
 
 class _Watched:
