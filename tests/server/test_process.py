@@ -7,23 +7,23 @@ import sys
 
 PROGRAM = """
 import contextlib, os, signal, sys
-from penstock.process import run_telling
+from penstock.process import run
 
 @contextlib.asynccontextmanager
 async def service():
     yield None
 
-def tell(ready):
-    print(sys.getswitchinterval(), flush=True)
+def greeting(ready):
     os.kill(os.getpid(), signal.SIGTERM)
+    return str(sys.getswitchinterval())
 
-run_telling(service(), tell)
+run(service(), None, greeting)
 print("ended")
 """
 
 SLOW_TO_START = """
 import asyncio, contextlib, os, signal
-from penstock.process import run_telling
+from penstock.process import run
 
 @contextlib.asynccontextmanager
 async def service():
@@ -34,7 +34,7 @@ async def service():
         print("closed", flush=True)
     yield None
 
-run_telling(service(), print)
+run(service(), None, str)
 print("ended")
 """
 
