@@ -32,7 +32,8 @@ DRAIN_S = 60.0
 LEASE_S = 20
 
 Send = Callable[[str], object]
-Received = Callable[[], list[str]]
+Received = Callable[[], Iterator[list[str]]]
+"""Yields what has come, and acknowledges it afterwards: the answer to that may be lost, and the messages are not."""
 """Takes some messages, acknowledges them, and returns their bodies."""
 
 
@@ -109,13 +110,12 @@ def _boto3(nodes: list[Ports], at: int, queue: str) -> tuple[Send, Received]:
             found.append(client.create_queue(QueueName=queue, Attributes=attributes)["QueueUrl"])
         return found[0]
 
-    def receive() -> list[str]:
+    def receive() -> Iterator[list[str]]:
         some = client.receive_message(QueueUrl=known(), MaxNumberOfMessages=10, WaitTimeSeconds=2).get("Messages", [])
         entries = [{"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]} for number, each in enumerate(some)]
-        bodies = [each["Body"] for each in some]
+        yield [each["Body"] for each in some]
         if entries:
             client.delete_message_batch(QueueUrl=known(), Entries=entries)
-        return bodies
 
     return lambda body: client.send_message(QueueUrl=known(), MessageBody=body), receive
 
@@ -127,11 +127,11 @@ def _python(routing: str) -> Callable[[list[Ports], int, str], tuple[Send, Recei
         ps = penstock.connect(url, routing=routing)  # type: ignore[arg-type]
         ps.create_queue(queue, lease=LEASE_S)
 
-        def receive() -> list[str]:
+        def receive() -> Iterator[list[str]]:
             some = ps.queue(queue).receive(10, wait=2)
+            yield [message.text for message in some]
             for message in some:
                 message.ack()
-            return [message.text for message in some]
 
         return ps.queue(queue).send, receive
 
@@ -143,11 +143,11 @@ def _self_routing(nodes: list[Ports], at: int, queue: str) -> tuple[Send, Receiv
     client = SelfRouting([f"127.0.0.1:{ports['http']}" for ports in turned])
     penstock.connect(f"penstock://127.0.0.1:{nodes[at]['http']}").create_queue(queue, lease=LEASE_S)
 
-    def receive() -> list[str]:
+    def receive() -> Iterator[list[str]]:
         some = client.post(queue, "/receive", {"max": 10, "wait": 2}).get("messages", [])
+        yield [each["body"] for each in some]
         if some:
             client.post(queue, "/ack", {"receipts": [each["receipt"] for each in some]})
-        return [each["body"] for each in some]
 
     return lambda body: client.post(queue, "/messages", {"body": body}), receive
 
@@ -183,14 +183,14 @@ def _pynsq(nodes: list[Ports], at: int, queue: str) -> tuple[Send, Received]:
             connections.pop("pub", None)
             raise OSError(data.decode())
 
-    def receive() -> list[str]:
+    def receive() -> Iterator[list[str]]:
         try:
             frame, data = read("sub")
             if frame != nsq.FRAME_TYPE_MESSAGE:
-                return []
+                return
             message = nsq.decode_message(data)
+            yield [message.body.decode()]
             connected("sub").send(nsq.finish(message.id))
-            return [message.body.decode()]
         except Exception:
             connections.pop("sub", None)
             raise
@@ -251,7 +251,8 @@ class _Pair:
         client = self._client(self._at + 1, self.receiving)
         while client is not None and not self.receiving.is_set():
             try:
-                self.received.update(client[1]())
+                for bodies in client[1]():
+                    self.received.update(bodies)
             except Exception as error:
                 self._note("receive", error)
                 time.sleep(0.2)
