@@ -25,6 +25,7 @@ import hashlib
 import hmac
 import re
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -56,9 +57,11 @@ _BACK_2: Final = pow(_MIX_2, -1, 1 << 62)
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID_LENGTH: Final = 36
 _DIGITS = [at for at in range(_ID_LENGTH) if at not in (8, 13, 18, 23)]
-_BLOCK_BITS: Final = 6
+_BLOCK_BITS: Final = 8
 _BLOCK: Final = 1 << _BLOCK_BITS
-_BLOCKS_MAX: Final = 4
+_BLOCKS_MAX: Final = 500
+_kept: deque[tuple[dict[int, str], int]] = deque()
+"""The blocks of all queues, in the order in which they were made: 9 KiB each."""
 _WITHIN = np.arange(_BLOCK, dtype=np.uint64)
 
 
@@ -103,15 +106,20 @@ class MessageIds:
     def texts(self, first: int, count: int) -> list[str]:
         """The ids of so many messages from a number on."""
         stop = first + count
-        if count == 1 or stop > _SEQUENCES:
+        if stop > _SEQUENCES:
             return [self.text(sequence) for sequence in range(first, stop)]
         found: list[str] = []
         while first < stop:
             number = first >> _BLOCK_BITS
-            block = self._blocks.get(number) or self._block(number)
+            block = self._blocks.get(number)
+            if block is None:
+                if count == 1:  # who comes for one at a time pays for a block when the next is asked for
+                    return [self.text(first)]
+                block = self._block(number)
             start = number << _BLOCK_BITS
             until = min(stop - start, _BLOCK) * _ID_LENGTH
-            found += [block[at : at + _ID_LENGTH] for at in range((first - start) * _ID_LENGTH, until, _ID_LENGTH)]
+            for at in range((first - start) * _ID_LENGTH, until, _ID_LENGTH):
+                found.append(block[at : at + _ID_LENGTH])
             first = start + _BLOCK
         return found
 
@@ -126,7 +134,7 @@ class MessageIds:
         return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-{digits[15:19]}-{digits[19:]}"
 
     def _block(self, number: int) -> str:
-        """The ids of neighbours, end to end. The last few blocks are kept: messages are sent, and received later."""
+        """The ids of neighbours, end to end. They are kept: who receives asks for those of who sent."""
         low = ((_WITHIN | np.uint64(self._queue | number << _BLOCK_BITS)) ^ np.uint64(self._key)) * _MIX_1 & _LOW
         low = (low ^ (low >> 31)) * _MIX_2 & _LOW
         low ^= low >> 31
@@ -137,9 +145,11 @@ class MessageIds:
         words[:, 1] = low | _VARIANT
         texts = np.full((_BLOCK, _ID_LENGTH), ord("-"), np.uint8)
         texts[:, _DIGITS] = np.frombuffer(words.tobytes().hex().encode(), np.uint8).reshape(_BLOCK, 32)
-        if len(self._blocks) >= _BLOCKS_MAX:
-            self._blocks.clear()
         block = self._blocks[number] = texts.tobytes().decode()
+        _kept.append((self._blocks, number))
+        if len(_kept) > _BLOCKS_MAX:
+            blocks, oldest = _kept.popleft()
+            blocks.pop(oldest, None)
         return block
 
 
