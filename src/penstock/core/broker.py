@@ -254,6 +254,26 @@ class Broker:
     def _restore(self) -> None:
         self._note_flaws()
         channels: dict[tuple[int, int], Channel] = {}
+        for kind, restore in self._restorers(channels):
+            for record_key, data in self._records(kind):
+                try:
+                    restore(keys.number_of(record_key), record_key, data)
+                except StoreError:
+                    raise
+                except Exception as error:  # a record that makes no sense keeps its queue out, and nobody else's
+                    self._note_unreadable(kind, record_key, error)
+        try:
+            self.marks.restore(list(self._records(Kind.MARK)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+            self._note_unreadable(Kind.MARK, keys.record(Kind.MARK), error)
+        self._restored(channels.values())
+        self._set_damaged_apart()
+        self.catalog.restored()
+
+    def _restorers(
+        self, channels: dict[tuple[int, int], Channel]
+    ) -> tuple[tuple[Kind, Callable[[int, bytes, bytes], None]], ...]:
+        """What reads each kind of record, in the order in which they are read; `channels` is filled on the way."""
 
         def restore_queue(number: int, _key: bytes, data: bytes) -> None:
             queue = Queue.restore(self, number, data)
@@ -290,7 +310,7 @@ class Broker:
             self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
 
         queues = self.queues_by_id
-        restorers: tuple[tuple[Kind, Callable[[int, bytes, bytes], None]], ...] = (
+        return (
             (Kind.SESSION, lambda number, _key, data: self.session_register.restore(number, data)),
             (Kind.QUEUE, restore_queue),
             (Kind.COUNTERS, lambda number, _key, data: queues[number].restore_counters(data)),
@@ -308,21 +328,6 @@ class Broker:
             (Kind.SEGMENT, restore_segment),
             (Kind.STAGE, lambda number, _key, data: self.staging.restore(number, data)),
         )
-        for kind, restore in restorers:
-            for record_key, data in self._records(kind):
-                try:
-                    restore(keys.number_of(record_key), record_key, data)
-                except StoreError:
-                    raise
-                except Exception as error:  # a record that makes no sense keeps its queue out, and nobody else's
-                    self._note_unreadable(kind, record_key, error)
-        try:
-            self.marks.restore(list(self._records(Kind.MARK)))
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
-            self._note_unreadable(Kind.MARK, keys.record(Kind.MARK), error)
-        self._restored(channels.values())
-        self._set_damaged_apart()
-        self.catalog.restored()
 
     def _restored(self, channels: Iterable[Channel]) -> None:
         for channel in channels:

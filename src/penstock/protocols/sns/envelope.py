@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.core.commands import Run
-from penstock.core.queues.attributes import AttributeValue, decode_attributes
+from penstock.core.queues.attributes import Attributes, AttributeValue, decode_attributes
 from penstock.protocols.sns.filters import Filter, attribute_values, body_values, holds_for
 from penstock.protocols.sns.signing import Signer
 from penstock.protocols.sns.topics import PENDING_MS_MAX, STRUCTURE, SUBJECT, Subscription
@@ -121,29 +121,34 @@ class Envelopes:
                         made.refusal = "raw messages have at most 10 attributes"
                     made.attributes = passed | {name: stored[name] for name in typed}
                 else:
-                    subject = stored.get(SUBJECT)
-                    envelope: dict[str, Any] = {"Type": "Notification", "MessageId": message_id}
-                    if self._is_fifo:
-                        envelope["SequenceNumber"] = sequence_number(sequence)
-                    envelope["TopicArn"] = self._arn.rpartition(":")[0]
-                    if subject is not None:
-                        envelope["Subject"] = subject
-                    envelope["Message"] = body.decode("utf-8", "replace")
-                    envelope["Timestamp"] = timestamp(chunk.sent_ms)
-                    sign(envelope, self._signer, self._version, found.url)
-                    envelope["UnsubscribeURL"] = unsubscribe_url(found.url, self._arn)
-                    if replay_id:
-                        envelope["Replayed"] = "true"
-                    if typed:
-                        envelope["MessageAttributes"] = {
-                            name: {
-                                "Type": value.data_type,
-                                "Value": value.string_value if value.string_value is not None else value.binary_value,
-                            }
-                            for name, value in typed.items()
-                        }
-                    made.body = msgspec.json.encode(envelope)
+                    made.body = self._enveloped(body, typed, stored, sequence, chunk.sent_ms, bool(replay_id))
                 yield made
+
+    def _enveloped(
+        self, body: bytes, typed: dict[str, Any], stored: Attributes, sequence: int, sent_ms: int, is_replayed: bool
+    ) -> bytes:
+        """A message as it is delivered unless its subscriber wants it raw: signed, with what it is about."""
+        envelope: dict[str, Any] = {"Type": "Notification", "MessageId": self._message_id(sequence)}
+        if self._is_fifo:
+            envelope["SequenceNumber"] = sequence_number(sequence)
+        envelope["TopicArn"] = self._arn.rpartition(":")[0]
+        if stored.get(SUBJECT) is not None:
+            envelope["Subject"] = stored[SUBJECT]
+        envelope["Message"] = body.decode("utf-8", "replace")
+        envelope["Timestamp"] = timestamp(sent_ms)
+        sign(envelope, self._signer, self._version, self._found.url)
+        envelope["UnsubscribeURL"] = unsubscribe_url(self._found.url, self._arn)
+        if is_replayed:
+            envelope["Replayed"] = "true"
+        if typed:
+            envelope["MessageAttributes"] = {
+                name: {
+                    "Type": value.data_type,
+                    "Value": value.string_value if value.string_value is not None else value.binary_value,
+                }
+                for name, value in typed.items()
+            }
+        return msgspec.json.encode(envelope)
 
 
 def _for_protocol(body: bytes, protocol: str) -> bytes:
