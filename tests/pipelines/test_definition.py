@@ -235,13 +235,13 @@ def test_a_file_in_sparks_language_becomes_the_same_kind_of_graph(tmp_path: Path
     [
         (('target="lake"', 'target="lakes"'), "there is no table or sink 'lakes' (did you mean lake?)"),
         (('queue_sink("totals")', 'queue_sink("a b")'), "orders.py:18: to_totals: topic: 'a b' cannot name"),
-        (("def other", "def one"), "there are two flows called 'one': rename one"),
+        (("def other", "def one"), "two flows have the name 'one': rename one"),
         (('"delta", "lake"', '"delta", ""'), "say where: delta: a directory"),
         (("@dp.table(", "@dp.tabel("), "orders.py:14: AttributeError"),
         (('parse="json"', 'parse="yaml"'), "orders.py:10: ValueError: parse is 'yaml'"),
         (("spark = SparkSession.active()", "spark = SparkSession.active("), "SyntaxError"),
-        (('@dp.append_flow(target="both")', "#"), "nothing goes to 'both': add a flow"),
-        (('partition_cols=["id"]', 'format="csv"'), "a table is stored as parquet or delta, not as csv"),
+        (('@dp.append_flow(target="both")', "#"), "no flow writes to 'both': add one"),
+        (('partition_cols=["id"]', 'format="csv"'), "a table can be stored as parquet or delta, but not as csv"),
     ],
 )
 def test_faults_in_python_have_their_line_too(change: tuple[str, str], expected: str, tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_sparks_own_spec_names_the_files_and_the_settings(tmp_path: Path) -> Non
     assert [each.partition("configuration.")[2] for each in problems(file)] == [
         "penstock.restart: there is no setting 'restart' (did you mean restarts?); there are: url, ca_file, trigger, "
         "restarts, restart_pause_s, restart_pause_s_max",
-        "penstock.restarts: 'x' is no number",
+        "penstock.restarts: 'x' is not a number",
     ]
     written(tmp_path, spec.replace("orders.py", "none.py") + "  {}\n", file.name)
-    assert "names no file" in problems(file)[0]
+    assert "does not match any file" in problems(file)[0]
     written(tmp_path, "name: shop\n", file.name)
     assert any("storage" in each for each in problems(file))
 

@@ -42,7 +42,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable
-from penstock.store.zookeeper import QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
+from penstock.store.zookeeper import CONNECT_S, QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
 from penstock.store.zookeeper_options import ZooKeeperOptions
 
 KINDS = ("drain", "load", "node", "released", "serving", "shard", "wish")
@@ -67,6 +67,7 @@ class ZooKeeperEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._options = settings.zookeeper_options()
+        self.place, self.answer_s = f"ZooKeeper at {self._options.hosts}", CONNECT_S
         self.cluster, self.shards = self._options.cluster, self._options.shards
         self.client: KazooClient | None = None
         self.session: NodeSession | None = None
