@@ -385,9 +385,12 @@ def test_a_queue_without_dead_letters_is_redriven_to_a_target_only() -> None:
     driver = _dead(b"a")
     with pytest.raises(InvalidRequest, match=r"'q' is not a dead-letter queue.* Those of 'q' are in 'q\.dead'"):
         driver.do(c.StartRedrive(queue="q"))
-    driver.do(c.CreateQueue(name="fresh"))
+    driver.do(c.CreateQueue(name="fresh", channels=()))
     with pytest.raises(InvalidRequest, match="'fresh' has none"):
         driver.do(c.StartRedrive(queue="fresh"))
+    with pytest.raises(InvalidRequest, match="one of both"):
+        driver.do(c.StartRedrive(queue="fresh", discard=True, target="elsewhere"))
+    assert driver.do(c.DescribeQueue(name="fresh")).channels == [], "what is refused makes no channel"
     assert driver.do(c.StartRedrive(queue="q", target="elsewhere")).status == "running"
     driver.do(c.CreateQueue(name="grave"))
     driver.do(c.CreateQueue(name="other", config=QueueConfig(dead_letter="grave")))
