@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.commands import CreateQueue
 from penstock.core.queues.origin import error_group
 from penstock.server import overview
-from penstock.server.overview import Overview
+from penstock.server.overview import Overview, Row
 from tests.compat.server import until
 from tests.protocols.rest.asking import done, receive, refused, send
 from tests.protocols.rest.serving import Server
@@ -149,6 +152,36 @@ def test_a_look_is_shared_by_all_who_ask_at_once() -> None:
         return shards.looks
 
     assert asyncio.run(ask()) == 1
+
+
+@given(
+    st.lists(st.tuples(st.text("abc", max_size=3), st.integers(0, 3)), max_size=40),
+    st.booleans(),
+    st.integers(0, 50),
+    st.integers(0, 50),
+)
+def test_a_page_of_very_many_rows_is_that_of_all_of_them_sorted(
+    drawn: list[tuple[str, int]], descending: bool, first: int, count: int
+) -> None:
+    rows = [Row(name, 0, 0, 0, ready, 0, 0, 0, 0, 0, 0) for name, ready in drawn]
+
+    def key(row: Row) -> tuple[int, str]:
+        return row.ready, row.name
+
+    with mock.patch.object(overview, "_ROWS_PER_TURN", 4):
+        found = overview.in_order(rows, key, descending, first, first + count)
+    assert found == sorted(rows, key=key, reverse=descending)[first : first + count]
+
+
+def test_rows_that_stand_still_are_kept_and_add_up_with_those_that_move() -> None:
+    still, moving = Row("a", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0), Row("b", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0)
+    first = still.moved_since(still, 1.0)
+    assert first.rates == overview.Rates() and still.moved_since(first, 1.0) is first
+    moved = moving._replace(sent=5, messages=5, ready=5).moved_since(moving, 2.0)
+    counts, rates = overview.added_up([first, moved, first])
+    assert rates == overview.Rates(sent=2.0) and (counts["messages"], counts["sent"]) == (7, 7)
+    assert overview.added_up([first])[1] == overview.Rates() and overview.added_up([still])[1] is None
+    assert overview.added_up([]) == (dict.fromkeys(counts, 0), None)
 
 
 def test_dead_letters_are_grouped_by_what_their_errors_have_in_common(http: httpx.Client, name: str) -> None:

@@ -41,7 +41,7 @@ from penstock.protocols.rest.shapes import (
     NewSchedule,
 )
 
-_LOOKED_AT_A_TIME = 1_000
+_LOOKED_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 4 * 1024 * 1024
 LOOKED_AT_MAX = 100_000
 """Messages that one request looks at to find ids."""
