@@ -125,24 +125,31 @@ class Overview:
         self._sparks: dict[str, deque[float]] = {}
         """Messages sent a second, look by look; only of queues that somebody sent to lately."""
         self.rows: dict[str, Row] = {}
-        self._ready: tuple[float, dict[str, int]] | None = None
-        self._ready_before: tuple[float, dict[str, int]] | None = None
-        """When how many messages were ready in each queue, half a minute to a minute ago."""
+        self._kept: tuple[float, dict[str, tuple[int, int]]] | None = None
+        self._kept_before: tuple[float, dict[str, tuple[int, int]]] | None = None
+        """When each queue had how many ready messages, and dead-lettered ones: half a minute to a minute ago."""
 
     def grown(self, count: int) -> list[tuple[Row, int, float]]:
         """Queues in which more messages wait than before, those that grew most first: row, by how many, in how long."""
-        if self._ready_before is None or self._looked_s is None:
+        if self._kept_before is None or self._looked_s is None:
             return []
-        at_s, ready = self._ready_before
+        at_s, kept = self._kept_before
         seconds = self._looked_s - at_s
         found = (
-            (row, row.ready - ready[name], seconds)
+            (row, row.ready - kept[name][0], seconds)
             for name, row in self.rows.items()
             if row.ready >= _GROWN_MIN
-            and name in ready
-            and row.ready - ready[name] >= max(_GROWN_MIN, ready[name] // 10)
+            and name in kept
+            and row.ready - kept[name][0] >= max(_GROWN_MIN, kept[name][0] // 10)
         )
         return nlargest(count, found, key=lambda each: each[1])
+
+    def died(self, row: Row) -> tuple[int, float]:
+        """How many messages of a queue were dead-lettered lately, and within how many seconds."""
+        kept = self._kept_before or self._kept
+        if kept is None or self._looked_s is None or row.name not in kept[1]:
+            return 0, 0.0
+        return max(0, row.dead - kept[1][row.name][1]), self._looked_s - kept[0]
 
     @property
     def looked_s(self) -> float | None:
@@ -181,10 +188,10 @@ class Overview:
         names = sorted(found)
         self.rows = found if names == list(found) else {name: found[name] for name in names}
         self._looked_s = began_s
-        if self._ready is None or began_s - self._ready[0] >= _GROWING_S:
-            if self._ready is not None and began_s - self._ready[0] <= 4 * _GROWING_S:
-                self._ready_before = self._ready
-            self._ready = began_s, {name: row.ready for name, row in found.items()}
+        if self._kept is None or began_s - self._kept[0] >= _GROWING_S:
+            # Nobody watched for long: what was kept tells of the past.
+            self._kept_before = self._kept if self._kept and began_s - self._kept[0] <= 4 * _GROWING_S else None
+            self._kept = began_s, {name: (row.ready, row.dead) for name, row in found.items()}
         self._fresh_s = max(LOOK_S, _SHARE * (self._clock_s() - began_s))
 
     def _draw(self, row: Row) -> None:
