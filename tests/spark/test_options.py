@@ -33,7 +33,8 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"subscribe": None, "assign": '{"orders": [0, -1]}'}, False, r"a list such as \[0\]"),
         ({"url": None}, False, "say where the queues are"),
         ({"path": "/data"}, False, "say where the queues are"),
-        ({"url": "localhost:9325"}, False, "http://host:port"),
+        ({"url": "localhost"}, False, "write penstock://host:9325 or http://host:9325"),
+        ({"url": "http://a:1,b:x"}, False, "'http://a:1,b:x' is no address of a server"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
         ({"startingOffsets": "newest"}, False, "earliest, latest, latest-10 or"),
         ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
@@ -84,6 +85,11 @@ def test_a_wrong_option_is_an_error_that_says_what_is_right(
 
 def test_names_of_options_are_the_same_in_any_case() -> None:
     assert parse(MAXOFFSETSPERTRIGGER="7", streaming=True).max_offsets == 7
+
+
+@pytest.mark.parametrize("url", ["localhost:9325", "penstock://a,b:9325", "http://a:9325,b:9325/", "https://a"])
+def test_a_url_is_what_connect_takes(url: str) -> None:
+    assert parse(url=url).where.url == url
 
 
 def test_offsets_are_words_or_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ import pytest
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
+from tests.ports import free_port
 
 ANSWER = b'{"queues": ["orders"], "last": ""}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
@@ -72,3 +74,31 @@ def test_answers_that_always_break_off_are_an_error_in_the_end() -> None:
         pytest.raises(ServerFailed, match=r"cannot be reached: IncompleteRead\(10 bytes read, 24 more expected\)"),
     ):
         connection.ask("GET", "/v1/bulk/queues")
+
+
+def test_when_the_first_of_several_servers_is_dead_the_next_one_is_asked() -> None:
+    with breaking([HEAD + ANSWER]) as url:
+        several = f"http://127.0.0.1:{free_port()},127.0.0.1:{free_port()},{url.removeprefix('http://')}"
+        began_s = time.monotonic()
+        with contextlib.closing(Connection(Where(url=several, timeout_s=0.3))) as connection:
+            for _ in range(3):
+                assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
+        assert time.monotonic() - began_s < 5, "no pauses before a server that was not asked yet"
+
+
+def test_a_server_that_dies_is_left_and_the_next_connection_begins_with_the_one_that_answered() -> None:
+    with breaking([HEAD + ANSWER]) as other:
+        with breaking([HEAD + ANSWER]) as one:
+            several = f"{one},{other.removeprefix('http://')}"
+            connection = Connection(Where(url=several, timeout_s=5))
+            connection.ask("GET", "/v1/bulk/queues")
+        assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
+        connection.close()
+        fresh = Connection(Where(url=several))
+        assert f"http://{fresh.server.authority}" == other
+
+
+def test_when_none_of_several_servers_answers_the_error_names_them_all() -> None:
+    url = f"http://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(ServerFailed, match=f"{url} cannot be reached: ConnectionRefusedError"):
+        Connection(Where(url=url, timeout_s=0.3)).ask("GET", "/v1/bulk/queues")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any
 
-from penstock.core.errors import InvalidName
+from penstock.client.remote.address import Address
+from penstock.core.errors import InvalidName, InvalidRequest
 from penstock.core.queues.config import check_name
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
@@ -88,6 +89,7 @@ class Where:
     """A server, or a data directory."""
 
     url: str | None = None
+    """As `penstock.connect` takes it: several nodes of one cluster have commas between them."""
     path: str | None = None
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
@@ -289,12 +291,14 @@ def _where(given: _Given) -> Where:
             "say where the queues are: url (a server, such as http://localhost:9325) or path (a data directory), one "
             "of them"
         )
-    if url is not None and not re.match(r"https?://[^/]+/?$", url):
-        raise InvalidOption(f"url is {url!r}: it must be http://host:port or https://host:port")
+    try:
+        Address.parse(url or "localhost:0")
+    except InvalidRequest as error:
+        raise InvalidOption(f"url: {error}") from None
     if path is not None and given.text("token") is not None:
         raise InvalidOption("token is for a server (url); a data directory (path) takes none")
     timeout_s = given.number("timeout", 1) or DEFAULT_TIMEOUT_S
-    return Where(url.rstrip("/") if url else None, path, given.text("token"), given.text("caFile"), float(timeout_s))
+    return Where(url, path, given.text("token"), given.text("caFile"), float(timeout_s))
 
 
 def _with_kafka(where: Where, given: _Given) -> Where:

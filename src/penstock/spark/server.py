@@ -1,5 +1,7 @@
 """Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
 
+A cluster has several addresses. The first that answers is used; when it does not answer any more, the next one is.
+
 Every request may be repeated (offsets are read again, a piece is written over, marked work is done once, what takes and
 settles has a key), so a server that does not answer is asked again, with growing pauses, until `timeout` is over. Sends
 at least once may then happen twice, as their name says.
@@ -16,10 +18,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.client.remote.address import QUICK_CONNECT_S, Address
 from penstock.core.backoff import backoff
 from penstock.core.commands import Offsets
 from penstock.spark.errors import ServerFailed
@@ -29,6 +31,7 @@ from penstock.spark.place import Part, Range
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 _ANSWER_S_MAX = 120.0
+_CONNECT_S_MAX = 10.0
 _AGAIN = (408, 429, 502, 503, 504)
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
@@ -67,14 +70,27 @@ class _Response(http.client.HTTPResponse):
             self.fp = stream
 
 
+_answered: dict[str, Address] = {}
+"""The server that answered last, by the URL that names it and others: the next connection of this process begins with
+it."""
+
+
 class Connection:
-    """Requests to one server."""
+    """Requests to one server, or to whichever of several answers."""
 
     def __init__(self, where: Where) -> None:
         assert where.url is not None
         self._where = where
-        self._url = urlsplit(where.url)
+        self._url = where.url
+        self._servers = Address.parse(where.url).servers
+        last = _answered.get(self._url, self._servers[0])
+        self._at = self._servers.index(last)
         self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def server(self) -> Address:
+        """The one that is asked next."""
+        return self._servers[self._at]
 
     def ask(self, verb: str, path: str, body: Any = None, headers: Mapping[str, str] = _JSON) -> Any:
         """A request with JSON on both sides."""
@@ -95,7 +111,9 @@ class Connection:
         failures = 0
         while True:
             try:
-                return once()
+                answer = once()
+                _answered[self._url] = self.server
+                return answer
             except ssl.SSLCertVerificationError as error:  # which no waiting will change
                 raise ServerFailed(
                     f"the certificate of {self._where.url} is not trusted: {error.verify_message}. Name its authority "
@@ -109,7 +127,11 @@ class Connection:
                 failed = error
             self.close()
             failures += 1
-            pause_s = backoff(failures, _PAUSE_S_MIN, _PAUSE_S_MAX, jitter=random.random() / 2)
+            self._at = (self._at + 1) % len(self._servers)
+            if failures % len(self._servers):  # there is one that was not asked yet
+                continue
+            rounds = failures // len(self._servers)
+            pause_s = backoff(rounds, _PAUSE_S_MIN, _PAUSE_S_MAX, jitter=random.random() / 2)
             if time.monotonic() + pause_s > deadline_s:
                 raise failed
             time.sleep(pause_s)
@@ -133,13 +155,18 @@ class Connection:
         return response
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._url.hostname or "", self._url.port
-        if self._url.scheme == "http":
-            connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
-        else:
+        server = self.server
+        connect_s = _CONNECT_S_MAX if len(self._servers) == 1 else QUICK_CONNECT_S
+        if server.is_tls:
             trusted = _tls_context(self._where.ca_file)
-            connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=trusted)
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                server.host, server.port, timeout=connect_s, context=trusted
+            )
+        else:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=connect_s)
         connection.response_class = _Response
+        connection.connect()
+        connection.sock.settimeout(_ANSWER_S_MAX)
         return connection
 
     def close(self) -> None:
