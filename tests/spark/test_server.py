@@ -13,7 +13,7 @@ import pytest
 
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.server import Connection
+from penstock.spark.server import Connection, answering_first
 from tests.ports import free_port
 
 ANSWER = b'{"queues": ["orders"], "last": ""}'
@@ -86,16 +86,24 @@ def test_when_the_first_of_several_servers_is_dead_the_next_one_is_asked() -> No
         assert time.monotonic() - began_s < 5, "no pauses before a server that was not asked yet"
 
 
-def test_a_server_that_dies_is_left_and_the_next_connection_begins_with_the_one_that_answered() -> None:
+def test_a_server_that_dies_is_left_for_the_next_one() -> None:
     with breaking([HEAD + ANSWER]) as other:
         with breaking([HEAD + ANSWER]) as one:
-            several = f"{one},{other.removeprefix('http://')}"
-            connection = Connection(Where(url=several, timeout_s=5))
-            connection.ask("GET", "/v1/bulk/queues")
+            connection = Connection(Where(url=f"{one},{other.removeprefix('http://')}", timeout_s=5))
+            assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
         assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
         connection.close()
-        fresh = Connection(Where(url=several))
-        assert f"http://{fresh.server.authority}" == other
+
+
+def test_all_tasks_of_a_write_begin_with_the_server_that_answered_its_driver() -> None:
+    dead = free_port()
+    with breaking([HEAD + ANSWER]) as url:
+        there = url.removeprefix("http://")
+        found = answering_first(Where(url=f"http://127.0.0.1:{dead},{there},127.0.0.1:1", token="t"))
+        assert found == Where(url=f"penstock://{there},127.0.0.1:1,127.0.0.1:{dead}", token="t")
+        assert answering_first(Where(url=url)) == Where(url=url)
+    nobody = Where(url=f"http://127.0.0.1:{dead},127.0.0.1:{dead}")
+    assert answering_first(nobody) == nobody
 
 
 def test_when_none_of_several_servers_answers_the_error_names_them_all() -> None:

@@ -1,6 +1,9 @@
 """Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
 
-A cluster has several addresses. The first that answers is used; when it does not answer any more, the next one is.
+A cluster has several addresses. Each connection begins with the first, and goes on to the next when one does not
+answer. It remembers nothing of that for other connections: all tasks of a write must stage with the same node, which
+has what they stage in its files. So their driver looks once which node answers, and puts that first
+(`answering_first`).
 
 Every request may be repeated (offsets are read again, a piece is written over, marked work is done once, what takes and
 settles has a key), so a server that does not answer is asked again, with growing pauses, until `timeout` is over. Sends
@@ -13,10 +16,12 @@ import contextlib
 import http.client
 import json
 import random
+import socket
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,9 +75,16 @@ class _Response(http.client.HTTPResponse):
             self.fp = stream
 
 
-_answered: dict[str, Address] = {}
-"""The server that answered last, by the URL that names it and others: the next connection of this process begins with
-it."""
+def answering_first(where: Where) -> Where:
+    """The same servers, and the first of them that takes a connection before all others."""
+    assert where.url is not None
+    servers = Address.parse(where.url).servers
+    for at, server in enumerate(servers if len(servers) > 1 else ()):
+        with contextlib.suppress(OSError):
+            socket.create_connection((server.host, server.port), QUICK_CONNECT_S).close()
+            names = ",".join(each.authority for each in servers[at:] + servers[:at])
+            return replace(where, url=f"{str(server).partition('://')[0]}://{names}")
+    return where
 
 
 class Connection:
@@ -81,16 +93,9 @@ class Connection:
     def __init__(self, where: Where) -> None:
         assert where.url is not None
         self._where = where
-        self._url = where.url
         self._servers = Address.parse(where.url).servers
-        last = _answered.get(self._url, self._servers[0])
-        self._at = self._servers.index(last)
+        self._at = 0
         self._connection: http.client.HTTPConnection | None = None
-
-    @property
-    def server(self) -> Address:
-        """The one that is asked next."""
-        return self._servers[self._at]
 
     def ask(self, verb: str, path: str, body: Any = None, headers: Mapping[str, str] = _JSON) -> Any:
         """A request with JSON on both sides."""
@@ -111,9 +116,7 @@ class Connection:
         failures = 0
         while True:
             try:
-                answer = once()
-                _answered[self._url] = self.server
-                return answer
+                return once()
             except ssl.SSLCertVerificationError as error:  # which no waiting will change
                 raise ServerFailed(
                     f"the certificate of {self._where.url} is not trusted: {error.verify_message}. Name its authority "
@@ -155,7 +158,7 @@ class Connection:
         return response
 
     def _connect(self) -> http.client.HTTPConnection:
-        server = self.server
+        server = self._servers[self._at]
         connect_s = _CONNECT_S_MAX if len(self._servers) == 1 else QUICK_CONNECT_S
         if server.is_tls:
             trusted = _tls_context(self._where.ca_file)

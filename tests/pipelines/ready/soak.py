@@ -441,8 +441,11 @@ def main() -> None:
     options = parser.parse_args()
     if (options.piece is None) != (options.keep is None):
         parser.error("give --piece and --keep together")
+    names = options.pipeline or list(TRIALS)
+    if options.piece and any(TRIALS[name].after_kill is not Trial.after_kill for name in names):
+        parser.error("archive and rollup send between the kills: they cannot go in pieces")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # what was started is ended on the way out
-    for name in options.pipeline or TRIALS:
+    for name in names:
         began_s = time.monotonic()
         print(f"{name}: seed {options.seed}", flush=True)
         if options.keep is None:
