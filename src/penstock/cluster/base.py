@@ -89,6 +89,8 @@ class ClusterMap(msgspec.Struct, frozen=True):
     owners: tuple[str, ...]
     """The node that serves each shard; "" while none does."""
     nodes: dict[str, NodeAddress]
+    next_owners: tuple[str, ...] = ()
+    """The node that serves each shard, or is to serve it next; "" while nobody has decided that."""
 
     @property
     def own_shards(self) -> list[int]:

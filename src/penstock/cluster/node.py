@@ -502,14 +502,15 @@ class _RestMaps:
         self._made: PartitionMap | None = None
 
     def current(self) -> PartitionMap:
-        """The newest version. A shard whose owner cannot be reached by clients is said to be here: the router knows."""
+        """The newest version, the same at every node. A shard that nobody serves is said to be where it is to be next,
+        and one without such a node at the first that clients can reach: whoever is asked has the router find it."""
         found, own_url = self._maps.current(), self._own_url()
         if not own_url:
             raise LogUnavailable("this node is starting: ask again")
         if self._made is None or self._of is not found:
             urls = {name: url for name, node in found.nodes.items() if (url := node.urls.get("http", ""))}
             urls[found.own] = own_url
-            owners = tuple(owner if owner in urls else found.own for owner in found.owners)
+            owners = tuple(owner if owner in urls else min(urls) for owner in found.next_owners)
             self._of, self._made = found, PartitionMap(found.version, found.own, owners, urls)
         return self._made
 
