@@ -69,7 +69,7 @@ class NodeAddress(msgspec.Struct, frozen=True):
     """Where a node is reached."""
 
     link: str
-    """For other nodes: HOST:PORT, or the path of a Unix socket."""
+    """For other nodes: HOST:PORT."""
     urls: dict[str, str] = {}
     """For clients: the front ends' URLs by name (sqs, http, nsq, nsq-http)."""
     newest: int = VERSIONS.newest
