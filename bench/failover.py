@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +79,8 @@ class Nodes:
         options = parse(self._texts["n0"]).kafka_options()
         self._options = options
         self.queues = self._queue_of_each_shard()
+        self.back_s: list[float] = []
+        """For each node that was started again, how long it took after that until it had its share."""
 
     @staticmethod
     def _queue_of_each_shard() -> dict[int, str]:
@@ -135,6 +138,17 @@ class Nodes:
         assert shards and not missing, f"shards {missing} of {victim} were not served in {PATIENCE_S:g} s"
         return min(took_s.values()), max(took_s.values())
 
+    def _back_s(self, node: ProcessNode) -> float:
+        """How long after it was ready a node that was started again served about its share, by its own metrics."""
+        began_s, share = time.monotonic(), max(1, SHARDS // len(self.nodes) - 1)
+
+        def serves_its_share() -> bool:
+            with urllib.request.urlopen(f"{node.listening['http']['url']}/metrics", timeout=ATTEMPT_S) as answer:
+                return bool(answer.read().count(b"\npenstock_shard_epoch{") >= share)
+
+        until(serves_its_share, "its share", PATIENCE_S)
+        return time.monotonic() - began_s
+
     def _send(self, address: str, shard: int, began_s: float, took_s: dict[int, float]) -> None:
         while time.monotonic() - began_s < PATIENCE_S:
             connection = http.client.HTTPConnection(address, timeout=ATTEMPT_S)
@@ -172,6 +186,7 @@ class Nodes:
             )
             if how == "kill":
                 self.nodes[victim].start()
+                self.back_s.append(self._back_s(self.nodes[victim]))
             self.until_even()
         return found
 
@@ -302,9 +317,18 @@ def main() -> None:
                 is_met = statistics.median(lasts) <= given.target and not any(each.is_false for each in paused)
             each = ", ".join(f"{last_s:.1f}{' (controller)' if was else ''}" for _, was, _, last_s in found)
             moved = f"{statistics.median(moves_s):.1f} to {max(moves_s):.1f} s" if moves_s else ""
+            back = f"{max(nodes.back_s):.1f} s" if nodes.back_s else ""
             memory = f"{min(memory_mb):.0f} to {max(memory_mb):.0f} MB"
-            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, memory, moved])
-    header = ("build", "median", "longest", "each: the last shard of the node", "memory of a node", "a move by hand")
+            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, back, memory, moved])
+    header = (
+        "build",
+        "median",
+        "longest",
+        "each: the last shard of the node",
+        "a node started again has its share, at most",
+        "memory of a node",
+        "a move by hand",
+    )
     more = f", {given.more}" if given.more else ""
     report(f"Failover: {given.how}, {given.nodes} nodes, {given.kills} times{more}", "", table(header, rows))
     if paused:
