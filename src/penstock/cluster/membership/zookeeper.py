@@ -11,7 +11,7 @@ the node is the controller, it decides.
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
 controller gives them to others, and the other nodes end the sessions of the connections that it had. Most often a dead
-node is found earlier, as in Kafka (`liveness.py`). A node that gets a new session gives up what it had, and begins
+node is found earlier, as in Kafka (`Liveness`). A node that gets a new session gives up what it had, and begins
 again.
 
 A record's number is the transaction that wrote it (zxid), so maps of all nodes have the same versions. That of a record
