@@ -220,7 +220,7 @@ def _copy(rest: str, directory: Path, root: Path, made: Mapping[str, Path]) -> N
     into = root / target.lstrip("/") if target.startswith("/") else directory / target
     for name in names:
         path = source / name.lstrip("/")
-        to = into / path.name if target.endswith("/") else into
+        to = into / path.name if target.endswith("/") and path.is_file() else into  # of a directory, what is in it
         to.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             ignored = shutil.ignore_patterns(*["__pycache__"] * (source == ROOT))  # as .dockerignore says
