@@ -300,6 +300,9 @@ def try_image(where: Path) -> None:
     _check(data.stat().st_mode & 0o777 == 0o700, f"nobody else may look into {volume}")
     written = subprocess.run(image.inside(["touch", "/penstock/x"], {}), capture_output=True)
     _check(written.returncode != 0, "the user cannot write into the program's own directory")
+    imported = "import confluent_kafka.admin, ssl, sqlite3, numpy.linalg; ssl.create_default_context().get_ca_certs()[0]"
+    loads = subprocess.run(image.inside(["python", "-c", imported], {}), capture_output=True)
+    _check(loads.returncode == 0, "what a node on Kafka loads is there, and certificate authorities are")
     open_to_all = subprocess.run(
         image.inside([*image.entrypoint, *image.command], {}), capture_output=True, text=True, timeout=START_SECONDS_MAX
     )
