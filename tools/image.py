@@ -163,7 +163,7 @@ def build(where: Path, *, compiled: bool, given: Mapping[str, str]) -> None:
             ["cp", "--archive", "--reflink=auto", str(base(stage.base, *HEADERS[: bool(stage.name)])), str(stage.root)]
         )
         directory = "/"
-        with mounted(stage.root):
+        with mounted(stage.root, lends=stage.base != SCRATCH):
             for name, rest in steps:
                 print(f"{stage.name or 'image'}: {name} {rest}", flush=True)
                 if name == "WORKDIR":
@@ -184,8 +184,7 @@ def base(image: str, *more: str) -> Path:
     """A directory that stands for `python:X.Y-slim`, with more packages. Made at the first call, then kept."""
     if image == SCRATCH:
         empty = cache_directory() / SCRATCH
-        for name in ("etc/ssl/certs", "proc"):  # what is lent to a build is mounted there
-            (empty / name).mkdir(parents=True, exist_ok=True)
+        (empty / "proc").mkdir(parents=True, exist_ok=True)
         return empty
     version = re.fullmatch(r"python:(3\.\d+)-slim", image)
     if version is None or version[1] not in SUITES:
@@ -220,7 +219,7 @@ def _copy(rest: str, directory: Path, root: Path, made: Mapping[str, Path]) -> N
     into = root / target.lstrip("/") if target.startswith("/") else directory / target
     for name in names:
         path = source / name.lstrip("/")
-        to = into / path.name if target.endswith("/") else into
+        to = into / path.name if target.endswith("/") and path.is_file() else into  # of a directory, what is in it
         to.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             ignored = shutil.ignore_patterns(*["__pycache__"] * (source == ROOT))  # as .dockerignore says
@@ -230,9 +229,10 @@ def _copy(rest: str, directory: Path, root: Path, made: Mapping[str, Path]) -> N
 
 
 @contextmanager
-def mounted(root: Path) -> Iterator[None]:
+def mounted(root: Path, *, lends: bool = True) -> Iterator[None]:
     """With `/proc`, this machine's name servers and its certificate authorities, as an engine lends them to a build."""
     lent = {root / "etc/resolv.conf": Path("/etc/resolv.conf"), root / str(AUTHORITIES).lstrip("/"): AUTHORITIES}
+    lent = lent if lends else {}
     _run(["mount", "-t", "proc", "proc", str(root / "proc")])
     own = {path: path.read_bytes() if path.exists() else None for path in lent}
     try:
@@ -300,6 +300,10 @@ def try_image(where: Path) -> None:
     _check(data.stat().st_mode & 0o777 == 0o700, f"nobody else may look into {volume}")
     written = subprocess.run(image.inside(["touch", "/penstock/x"], {}), capture_output=True)
     _check(written.returncode != 0, "the user cannot write into the program's own directory")
+    loads = subprocess.run(image.inside(["python", "-c", "import confluent_kafka.admin, ssl, numpy.linalg"], {}))
+    _check(loads.returncode == 0, "what a node on Kafka loads is there")
+    authorities = f"import ssl; ssl.create_default_context(cafile='{AUTHORITIES}').get_ca_certs()[0]"
+    _check(subprocess.run(image.inside(["python", "-c", authorities], {})).returncode == 0, "and so are authorities")
     open_to_all = subprocess.run(
         image.inside([*image.entrypoint, *image.command], {}), capture_output=True, text=True, timeout=START_SECONDS_MAX
     )

@@ -129,7 +129,7 @@ CASES = {
         "source: {queue: a}\nsource: {queue: a}\n",
         "orders.yaml:2: source: stands here a second time (first on",
     ),
-    "no YAML": ("source: {queue: a\n", "orders.yaml:2: is no YAML"),
+    "no YAML": ("source: {queue: a\n", "orders.yaml:2: is not YAML"),
     "sink in a directory": (
         "data: d\nsource: {queue: a}\nsink: {queue: b}\n",
         "orders.yaml:3: sink: a sink that is a queue needs a server",
@@ -168,7 +168,7 @@ def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 50_000])
 def test_what_is_nested_too_deeply_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
-    assert problems(written(tmp_path, text)) == ["orders.yaml: is no YAML: it is nested too deeply"]
+    assert problems(written(tmp_path, text)) == ["orders.yaml: is not YAML: it is nested too deeply"]
 
 
 def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [clu
 Bootstrap = Annotated[str | None, Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
 ZooKeeper = Annotated[str | None, Option("--zookeeper", help="HOST:PORT of some ZooKeeper servers.")]
 Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]
-Wait = Annotated[float, Option("--wait", help="Wait so many seconds until it is done.")]
+Wait = Annotated[float, Option("--wait", help="Seconds to wait until it is done.")]
 
 
 def _look(
