@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import penstock
@@ -95,6 +96,23 @@ def test_a_read_only_console_changes_nothing_and_programs_do(serve: Callable[...
         ):
             refused(call, 403, "read_only")
         assert done(http.post("/v1/queues/orders/purge"))["purged"] == 1
+
+
+@pytest.mark.parametrize("setting", ["read_only = true", "mask = ['[0-9]{16}']"])
+@pytest.mark.parametrize("own", [{"sec-fetch-site": "same-origin"}, {"origin": "OWN"}])
+def test_a_page_of_a_restricted_console_has_no_connection_around_it(
+    serve: Callable[..., Server], setting: str, own: dict[str, str]
+) -> None:
+    """A page of the server's own could purge, and read what is masked, over a websocket or by commands."""
+    server = serve(f"{_CREDENTIALS}\n[console]\n{setting}")
+    headers = {name: server.url if value == "OWN" else value for name, value in own.items()}
+    with pytest.raises(InvalidStatus) as refusal:
+        connect(f"{server.url.replace('http', 'ws')}/v1/ws", additional_headers={**headers, **_BOSS}).__enter__()
+    assert refusal.value.response.status_code == 403
+    with server.client(headers={**headers, **_BOSS}) as page:
+        assert "[console]" in page.post("/v1/commands", content=b"").json()["detail"]
+    with penstock.connect(server.url, token="token-of-the-boss") as ps:
+        ps.queue("orders").send("x")  # programs are not affected
 
 
 # -- masks --

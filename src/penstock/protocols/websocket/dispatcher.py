@@ -218,7 +218,7 @@ class Dispatcher:
                 self._take(number, command)
             except PenstockError as error:
                 if not self._is_ours(error):
-                    if type(command) in _CHANGES:
+                    if isinstance(command, Command) and type(command) in _CHANGES:
                         self._audit(command, None, error)
                     self._answer(number, Kind.ERROR, pack_error(error))
                     self._note(type(command).__name__, command, error, 0.0)
