@@ -25,7 +25,7 @@ import socket
 import ssl
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -166,6 +166,18 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
     """Answer with a line of text."""
     exchange.outcome = code
     exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
+
+
+def is_own_page(headers: Mapping[str, str]) -> bool:
+    """Whether a page of this very server calls: the console, or that of the API's documentation. Browsers say so.
+
+    >>> is_own_page({"sec-fetch-site": "same-origin"}), is_own_page({"user-agent": "curl"})
+    (True, False)
+    """
+    if headers.get("sec-fetch-site") == "same-origin":
+        return True
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] == headers.get("host", "")
 
 
 class RequestObserver:

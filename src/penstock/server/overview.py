@@ -110,7 +110,7 @@ def in_order(rows: Sequence[Row], key: Callable[[Row], Any], descending: bool, f
     """
     runs = (rows[start : start + _ROWS_PER_TURN] for start in range(0, len(rows), _ROWS_PER_TURN))
     ordered = [sorted(run, key=key, reverse=descending) for run in runs]
-    return list(islice(merge(*ordered, key=key, reverse=descending), first, stop))
+    return list(islice(merge(*ordered, key=key, reverse=descending), first, min(stop, len(rows))))
 
 
 class Overview:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import penstock
@@ -95,6 +96,23 @@ def test_a_read_only_console_changes_nothing_and_programs_do(serve: Callable[...
         ):
             refused(call, 403, "read_only")
         assert done(http.post("/v1/queues/orders/purge"))["purged"] == 1
+
+
+@pytest.mark.parametrize("setting", ["read_only = true", "mask = ['[0-9]{16}']"])
+@pytest.mark.parametrize("own", [{"sec-fetch-site": "same-origin"}, {"origin": "OWN"}])
+def test_a_page_of_a_restricted_console_has_no_connection_around_it(
+    serve: Callable[..., Server], setting: str, own: dict[str, str]
+) -> None:
+    """A page of the server's own could purge, and read what is masked, over a websocket or by commands."""
+    server = serve(f"{_CREDENTIALS}\n[console]\n{setting}")
+    headers = {name: server.url if value == "OWN" else value for name, value in own.items()}
+    with pytest.raises(InvalidStatus) as refusal:
+        connect(f"{server.url.replace('http', 'ws')}/v1/ws", additional_headers={**headers, **_BOSS}).__enter__()
+    assert refusal.value.response.status_code == 403
+    with server.client(headers={**headers, **_BOSS}) as page:
+        assert b"[console]" in page.post("/v1/commands", content=b"").content
+    with penstock.connect(server.url, token="token-of-the-boss") as ps:
+        ps.queue("orders").send("x")  # programs are not affected
 
 
 # -- masks --
@@ -213,6 +231,24 @@ def test_a_deletion_of_dead_letters_is_told_from_a_redrive_and_new_channels_are_
     assert by_kind["CreateChannel"] == {"channel": "tap"}
     assert by_kind["DeleteConsumer"] == {"consumer": "reader"}
     assert "AckConsumer" not in by_kind, "that is a consumer's daily work"
+
+
+def test_who_is_refused_again_and_again_does_not_push_out_what_was_done(tmp_path: Path) -> None:
+    """Whoever has no right to change anything could fill the log with refusals, until it has nothing else."""
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    audit.note("boss", "::1", "delete_queue", "orders")
+    for number in range(5_000):
+        audit.note("mallory", "::1", "purge_queue", f"q{number}", outcome="access_denied")
+    audit.note("bob", "::1", "purge_queue", "orders", outcome="access_denied")
+    found = audit.entries(limit=1_000)
+    assert [each.queue for each in found if each.who == "boss"] == ["orders"]
+    assert [each.queue for each in found if each.who == "bob"] == ["orders"]
+    mine = [each for each in found if each.who == "mallory"]
+    assert 10 <= len(mine) <= 200
+    audit.clock_s = lambda: time.time() + 61  # a minute later
+    audit.note("mallory", "::1", "purge_queue", "last", outcome="access_denied")
+    (last,) = audit.entries(limit=1)
+    assert last.queue == "last" and last.scope["left_out"] == 5_000 - len(mine)
 
 
 def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path: Path) -> None:

@@ -173,6 +173,13 @@ def test_a_page_of_very_many_rows_is_that_of_all_of_them_sorted(
     assert found == sorted(rows, key=key, reverse=descending)[first : first + count]
 
 
+@pytest.mark.parametrize("sort", ["name", "ready", "dead_letters"])
+def test_a_page_behind_the_last_is_empty(http: httpx.Client, name: str, sort: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    page = done(http.get("/v1/overview/queues", params={"sort": sort, "after": 2**63 - 1}))
+    assert page["queues"] == [] and page["total"] >= 1 and page["next"] is None
+
+
 def test_rows_that_stand_still_are_kept_and_add_up_with_those_that_move() -> None:
     still, moving = Row("a", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0), Row("b", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0)
     first = still.moved_since(still, 1.0)

@@ -133,7 +133,8 @@ class Overviews(Resource):
                 and query.contains in row.name
                 and (principal is ANYBODY or principal.may(row.name, QueueStats))
             ]
-            first, stop = query.after, query.after + query.limit
+            first = min(query.after, len(found))
+            stop = first + query.limit
             if query.sort == "name":  # as they are
                 return (found[::-1] if query.descending else found)[first:stop], len(found)
             return in_order(found, key, query.descending, first, stop), len(found)
