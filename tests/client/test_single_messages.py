@@ -84,6 +84,17 @@ def test_explain_prints_the_life_of_a_message(tmp_path: Path) -> None:
         assert ended.stderr.startswith(said) and ended.stderr.count("\n") == 1, ended.stderr
 
 
+def test_explain_says_that_a_message_is_done_while_its_neighbours_are_not(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as ps:
+        queue = ps.queue("orders")
+        first, second = queue.send_many(["tea", "cake"])
+        assert queue.delete_messages([first.id]) == 1
+    told = _penstock("explain", first.id, data=tmp_path / "data")
+    assert told.stdout.endswith("It is done in every channel: acknowledged, or deleted.\n")
+    assert told.returncode == 3
+    assert _penstock("explain", second.id, data=tmp_path / "data").returncode == 0
+
+
 def test_a_command_on_messages_that_are_not_there_says_so(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "data") as ps:
         ps.queue("orders").send("tea")
