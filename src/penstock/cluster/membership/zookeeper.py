@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import queue
 import threading
@@ -53,6 +54,8 @@ ANSWER_S = 15.0
 POLL_S = 0.05
 PAUSE_S = 0.2
 """After something failed."""
+SERVER_S = 0.5
+"""How long a look waits for a server before it asks another one."""
 
 log = logging.getLogger("penstock.cluster")
 
@@ -542,7 +545,9 @@ class ZooKeeperInspection(ClusterView):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[KazooClient]:
-        client = connect(self._options)
+        # A client waits for a server as long as a session may be silent, divided by the number of servers.
+        servers = self._options.hosts.count(",") + 1
+        client = connect(dataclasses.replace(self._options, session_timeout_s=SERVER_S * servers))
         try:
             with _told(self._options, "cannot be looked at"):
                 yield client
