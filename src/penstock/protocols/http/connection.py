@@ -654,6 +654,7 @@ class HttpConnection:
 
     def _abandon(self, exchange: Exchange) -> None:
         callback = exchange.on_abandoned
+        exchange.unheard = self._server.unheard
         self._end_exchange(exchange)
         self._server.counters.abandoned += 1
         if callback is not None:

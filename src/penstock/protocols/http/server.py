@@ -61,8 +61,11 @@ class HttpServer:
         render: Render = render_plainly,
         websockets: frozenset[str] = frozenset(),
         refuses: Refusal | None = None,
+        unheard: Observer | None = None,
     ) -> None:
         self.handler = handler
+        self.unheard = unheard
+        """Told of answers that nobody waited for."""
         self.refuses = refuses
         self.limits = limits or HttpLimits()
         self.observer = observer

@@ -445,7 +445,7 @@ class Connection(asyncio.Protocol):
         is_silent = bool(self._terms.heartbeat_ms) and silent_s >= 2 * beat_s
         is_stuck = self._stuck_s is not None and now_s - self._stuck_s >= beat_s
         if self._principal is None and now_s - self._began_s >= self._settings.client_timeout_s:
-            log.info("client %s has not said who it is", self.client.remote_address)
+            log.info("client %s did not identify itself", self.client.remote_address)
             return self.abort()
         if (is_silent or is_stuck) and not self._is_doubted:
             self._is_doubted = True

@@ -512,6 +512,10 @@ _SETTERS: dict[str, Callable[[NsqHttp, bytes], None]] = {
 class NsqHttpFrontEnd(HttpFrontEnd):
     """Serves nsqd's HTTP API, and keeps the lookup services informed."""
 
+    changes = frozenset(
+        f"/{noun}/{verb}" for noun in ("topic", "channel") for verb in ("create", "delete", "empty", "pause", "unpause")
+    )
+
     def __init__(self, port: int) -> None:
         super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._check_header)
         self._api: NsqHttp | None = None
