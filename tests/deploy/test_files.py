@@ -118,6 +118,31 @@ def test_dashboards_and_alerts_ask_for_metrics_that_exist() -> None:
         monitoring.checked("rate(penstock_nosuch[1m])")
 
 
+def test_promtool_takes_the_alert_rules_and_the_scrape_configuration(tmp_path: Path) -> None:
+    try:
+        promtool = program("prometheus", "promtool")
+    except DebianError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"THIS TEST DID NOT RUN: {error}")
+
+    def checked(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [promtool.path, "check", *map(str, arguments)]
+        return subprocess.run(command, env=promtool.environment, capture_output=True, text=True, check=False)
+
+    rules = DEPLOY / "prometheus" / "alerts.yml"
+    assert f"SUCCESS: {len(monitoring.ALERTS)} rules found" in checked("rules", rules).stdout
+    shutil.copy(rules, tmp_path)
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    shown = re.search(r'```yaml title="prometheus.yml"\n(.*?)```', page, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "prometheus.yml").write_text(shown[1])
+    found = checked("config", tmp_path / "prometheus.yml")
+    assert found.returncode == 0 and "1 rule files found" in found.stdout, found.stderr
+    (tmp_path / "wrong.yml").write_text(rules.read_text().replace("up{job=", "up{{job="))
+    assert checked("rules", tmp_path / "wrong.yml").returncode != 0
+
+
 @pytest.mark.parametrize("path", monitoring.FILES, ids=lambda path: path.name)
 def test_alerts_and_the_dashboard_of_a_cluster_are_made_of_the_metrics_that_there_are(path: Path) -> None:
     assert path.read_text() == monitoring.FILES[path](), "run python -m docs.draw"

@@ -273,7 +273,7 @@ def test_servers_are_reached_by_tls_and_only_those_of_the_authority(tmp_path: Pa
         store = open_zookeeper(replace(options, tls_ca=str(tmp_path / "ours.pem")), 0)
         store.commit(changes_of({b"c/1": b"secret"}))
         store.close()
-        with pytest.raises(LogUnavailable, match="does not answer.*certificates"):
+        with pytest.raises(LogUnavailable, match=r"does not answer.*certificates"):
             open_zookeeper(replace(options, tls_ca=str(tmp_path / "theirs.pem")), 0)
 
 

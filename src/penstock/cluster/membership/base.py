@@ -143,10 +143,10 @@ class LedgerMaps:
             self.ledger.apply(*record)
         if self.ledger.cluster is not None:
             self._shards = self.ledger.cluster.shards
-        newest = self.ledger.map_for(self._own, self._shards)
-        if (newest.owners, newest.nodes) == (self._current.owners, self._current.nodes):
+        former, newest = self._current, self.ledger.map_for(self._own, self._shards)
+        self._current = newest  # with its version, which is the same at all nodes that have read as far
+        if (newest.owners, newest.nodes) == (former.owners, former.nodes):
             return
-        self._current = newest
         for listener in list(self._listeners):
             try:
                 listener(newest)

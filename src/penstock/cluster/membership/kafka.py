@@ -6,7 +6,7 @@ One thread for each node does all of it:
   in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
 - The same thread is the *controller* (`controller.py`), if this node is it.
 - A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
-  so a node whose loop stands still is silent (`liveness.py`).
+  so a node whose loop stands still is silent (`Liveness`).
 """
 
 from __future__ import annotations
