@@ -179,7 +179,7 @@ async def test_groups_go_to_the_partitions_of_the_queue_that_is_there(
 @pytest.mark.parametrize("node", NAMES)
 @in_loop
 async def test_groups_that_are_sent_while_the_queue_is_made_are_in_their_partitions(
-    tmp_path: Path, node: str, way: str
+    tmp_path: Path, node: str, way: str, breaking: pytest.MonkeyPatch
 ) -> None:
     """The first partition comes to be after the sender has looked, and before the send gets there."""
     async with stale(tmp_path, 1) as made:
@@ -193,7 +193,7 @@ async def test_groups_that_are_sent_while_the_queue_is_made_are_in_their_partiti
                 created.append(served.submit(CreateQueue(name=NAME, config=fifo(3)), lambda _: None))
             put(call, caller)
 
-        served.put = put_behind  # type: ignore[method-assign]
+        breaking.setattr(served, "put", put_behind)
         first = send(0, 12, config=fifo(1))
         await made.routers[node].call(first if way == "send" else CommitWork(acks=[], sends=[first]))
         made.queue_id = (await made.routers["a"].call(CreateQueue(name=NAME, config=fifo(3)))).queue_id

@@ -62,7 +62,7 @@ def test_run_once_moves_what_is_there_and_status_shows_it(
         "sent": 2,
         "oldest_pending_seconds": None,
     }
-    assert outbox_command("retry", *where).stdout == "1 to be tried again\n"
+    assert outbox_command("retry", *where).stdout == "1 will be tried again\n"
     assert status(engine, outbox).pending == 1
     assert outbox_command("clean", "--older-than", "0", *where).stdout == "2 deleted\n"
 

@@ -407,5 +407,5 @@ def test_a_stream_reads_avro_and_what_it_cannot_read_becomes_a_dead_letter(
     assert (row.deadOrigin.queue, row.deadOrigin.offset) == (name, 1)
     with pytest.raises(InvalidOption, match="there is no column 'body' to read"):
         decoded(queues.reader(), Json("order bigint"), column="body")
-    with pytest.raises(InvalidOption, match="there is a column 'data' already"):
+    with pytest.raises(InvalidOption, match="has a column 'data' already"):
         decoded(decoded(queues.reader(), Json("order bigint")), Json("order bigint"))

@@ -10,15 +10,18 @@ from pathlib import Path
 import pyspark
 import pytest
 
+import penstock
 from penstock.spark.worker_python import worker_python
 
 ARCHIVES = sorted(Path(pyspark.__file__).parent.glob("python/lib/*.zip"))
+PACKAGE = str(Path(penstock.__file__).parents[1])
+"""Of the penstock that is tested: sources, or an unpacked wheel."""
 WHERE = "import pyspark, py4j; print(pyspark.__file__); print(py4j.__file__)"
 
 
 def asked(program: list[str], path: list[str], code: str, **variables: str) -> list[str]:
     """What a program prints that Spark would start with this path."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*path, PACKAGE])} | variables
     command = [*program, "-c", code, "one", "two words"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return ran.stdout.splitlines()
@@ -51,7 +54,7 @@ def test_other_entries_of_the_path_and_all_arguments_stay(program: list[str], tm
     other = tmp_path / "pyspark.zip"
     path = [str(other), str(ARCHIVES[0]), str(tmp_path)]
     code = "import os, sys; print(os.environ['PYTHONPATH']); print(sys.argv[1:])"
-    assert asked(program, path, code) == [os.pathsep.join([str(other), str(tmp_path)]), "['one', 'two words']"]
+    assert asked(program, path, code) == [os.pathsep.join([str(other), str(tmp_path), PACKAGE]), "['one', 'two words']"]
 
 
 def test_the_number_of_threads_stays_what_spark_says(program: list[str]) -> None:

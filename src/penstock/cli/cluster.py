@@ -76,7 +76,7 @@ def _gaps(found: ClusterView) -> Iterator[str]:
 @clusters.command()
 def move(
     shard: Annotated[int, Argument(help="The shard's number.")],
-    node: Annotated[str, Argument(help=f"The node that shall have it; {ANY!r}: let the controller decide.")],
+    node: Annotated[str, Argument(help=f"The node to move it to; {ANY!r}: let the controller decide.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
     zookeeper: ZooKeeper = None,
@@ -89,7 +89,7 @@ def move(
     found.move(shard, None if node == ANY else node)
     if node != ANY:
         _wait(wait, lambda look: look.rows()[shard]["served_by"] == node, config, bootstrap, zookeeper, cluster)
-    print_done(f"shard {shard} is wished at {node}", {"shard": shard, "wish": node}, as_json)
+    print_done(f"asked for shard {shard} to move to {node}", {"shard": shard, "wish": node}, as_json)
 
 
 @clusters.command()
@@ -107,7 +107,7 @@ def drain(
     _wait(
         wait, lambda look: all(row["served_by"] != node for row in look.rows()), config, bootstrap, zookeeper, cluster
     )
-    print_done(f"node {node} drains", {"node": node, "state": "draining"}, as_json)
+    print_done(f"node {node} is draining", {"node": node, "state": "draining"}, as_json)
 
 
 @clusters.command()
@@ -140,5 +140,5 @@ def _wait(
         if time.monotonic() > deadline_s:
             from penstock.store.errors import LogUnavailable
 
-            raise LogUnavailable(f"the wish is written, but it was not followed within {seconds:g} s")
+            raise LogUnavailable(f"the request is written, but was not carried out within {seconds:g} s")
         time.sleep(POLL_S)

@@ -82,7 +82,7 @@ def retry(
     """Let relays retry messages that have failed."""
     with _outbox(database, table, schema) as (engine, outbox), engine.begin() as connection:
         count = outbox.retry(connection)
-    print_done(f"{count} to be tried again", {"retried": count}, as_json)
+    print_done(f"{count} will be tried again", {"retried": count}, as_json)
 
 
 @outboxes.command()

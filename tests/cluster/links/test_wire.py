@@ -242,7 +242,8 @@ def plain(value: Any) -> Any:
         return [messages, rest]
     if isinstance(value, Seen):
         return [plain(Run(value.chunk, value.index, value.index + 1, value.attempts, value.deadline_ms))]
-    if isinstance(value, PackedBodies | np.ndarray):
+    # of a compiled class that is a Sequence, `isinstance` says it of text, too
+    if type(value) is PackedBodies or isinstance(value, np.ndarray):
         return [type(value).__name__, list(value)]
     if isinstance(value, PenstockError):
         return [type(value).__name__, str(value)]

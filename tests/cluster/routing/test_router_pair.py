@@ -44,6 +44,7 @@ from tests.cluster.links.linking import in_loop
 from tests.cluster.routing.test_router import bodies, spans, until
 from tests.cluster.routing.test_router_moves import Ticket
 from tests.shards import ENTROPY, FixedMaps
+from tools.kafka import free_ports
 
 SHARDS = 4
 NAMES = ("a", "b")
@@ -66,7 +67,8 @@ class Pair:
         self.places = {name: RouterPlace(self.hosts[name]) for name in NAMES}
         self.identities = {name: LinkIdentity("pair", name) for name in NAMES}
         self.servers = {name: LinkServer(self.places[name], self.identities[name], limits) for name in NAMES}
-        self.addresses = {name: f"{directory}/{name}" for name in NAMES}
+        self.directory = directory
+        self.addresses = dict(zip(NAMES, map("127.0.0.1:{}".format, free_ports(len(NAMES))), strict=True))
         self.links = {name: Link(self.addresses[name], self.identities[other_than(name)]) for name in NAMES}
         self.routers: dict[str, Router] = {}
         self.forwarders: dict[int, Forwarder] = {}

@@ -201,7 +201,7 @@ def test_one_kind_of_error_is_counted_redriven_and_another_one_deleted(http: htt
 
 
 def test_large_messages_are_looked_at_a_few_at_a_time(
-    http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, name: str, breaking: pytest.MonkeyPatch
 ) -> None:
     for _ in range(6):
         send(http, name, *["x" * 200_000] * 10)
@@ -213,7 +213,7 @@ def test_large_messages_are_looked_at_a_few_at_a_time(
         sizes.append(sum(len(one.chunk.body(one.index)) for one in seen))
         return seen
 
-    monkeypatch.setattr(Queue, "browse", counted)
+    breaking.setattr(Queue, "browse", counted)
     elsewhere = "f058b7b8-246f-4424-ac54-c584acaebd01"
     refused(http.get(f"/v1/queues/{name}/messages/{elsewhere}"), 404, "message_not_found")
     assert (sum(sizes), max(sizes) < 5 * 1024 * 1024) == (12_000_000, True)

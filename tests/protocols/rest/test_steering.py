@@ -91,7 +91,7 @@ def test_a_dry_run_is_refused_for_what_the_redrive_is_refused_for(http: httpx.Cl
 
 
 def test_what_is_looked_for_by_its_content_is_looked_for_in_steps(
-    http: httpx.Client, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, name: str, server: Server, breaking: pytest.MonkeyPatch
 ) -> None:
     """No step of the shard reads more than some megabytes, however few messages fit."""
     done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
@@ -119,8 +119,8 @@ def test_what_is_looked_for_by_its_content_is_looked_for_in_steps(
 
         return one_step
 
-    monkeypatch.setattr(Queue, "_load", load)
-    monkeypatch.setattr(Queue, "browse", counted(Queue.browse))
+    breaking.setattr(Queue, "_load", load)
+    breaking.setattr(Queue, "browse", counted(Queue.browse))
     asked: list[Callable[[], Any]] = [
         lambda: http.get(f"/v1/queues/{name}.dead/messages", params={"contains": "needle"}).json()["messages"],
         lambda: http.get(f"/v1/queues/{name}/dead-letters", params={"contains": "needle"}).json()["messages"],

@@ -42,7 +42,7 @@ class ShardRow(Result, omit_defaults=False):
 
     shard: int
     owner: str
-    """The node that shall have it."""
+    """The node to move it to."""
     served_by: str
     """The node that has it now; while it moves, still another one, or nobody."""
     state: str
@@ -125,7 +125,7 @@ class Clusters(Resource):
     async def move_shard(self, caller: Caller, body: MoveShard) -> ClusterState:
         """Move a shard to a node. It stays there while the node lives, and does not drain.
 
-        The answer comes when the wish is kept. The move itself takes a moment: `GET /v1/cluster` shows it.
+        The answer comes when the request is stored. The move itself takes a moment: `GET /v1/cluster` shows it.
         """
         cluster = self._steering(caller)
         cluster.move(body.shard, body.node)
