@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -192,11 +192,12 @@ def is_expected(error: BaseException) -> bool:
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str | Callable[[], str], yes: bool) -> None:
     """Ask, if a person can answer. Anything but yes ends the command, and nothing was done."""
     if yes or sys.stdin is None or not sys.stdin.isatty():
         return
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    text = question if isinstance(question, str) else question()
+    print(f"{text} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print("penstock: nothing was done", file=sys.stderr)
         raise click.exceptions.Exit(Exit.FAILED)

@@ -250,6 +250,30 @@ def test_alarms_tell_of_a_queue_that_fills_and_of_a_pause_behind_which_it_does(
         assert "channel main of stopped is paused" in next(each["text"] for each in alarms if each["kind"] == "paused")
 
 
+def test_the_alarm_of_dead_letters_ends_when_they_are_redriven(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "LOOK_S", 0.05)
+    with serve().client() as http:
+
+        def alarms() -> list[Any]:
+            time.sleep(0.1)
+            return [each for each in done(http.get("/v1/overview"))["alarms"] if each["kind"] == "dead letters"]
+
+        done(http.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}}), 201)
+        send(http, "mail", "a", "b")
+        assert alarms() == []
+        for message in done(http.post("/v1/queues/mail/receive", json={"max": 2}))["messages"]:
+            done(http.post("/v1/queues/mail/release", json={"receipt": message["receipt"], "error": "no"}))
+        (alarm,) = alarms()
+        assert alarm["text"].startswith("2 messages of mail were dead-lettered in the last ")
+        assert alarm["text"].endswith(": 2 are there now")
+        assert alarms(), "it is not over after a look"
+        done(http.post("/v1/redrives", json={"queue": "mail.dead"}), 201)
+        until(lambda: alarms() == [])
+        assert done(http.get("/v1/overview"))["totals"]["dead"] == 2
+
+
 def _answers(stream: httpx.Response, count: int) -> list[Any]:
     """The next answers that a stream tells."""
     found: list[Any] = []

@@ -169,6 +169,23 @@ def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
     return number << 4 | low >> _SEQUENCE_BITS, low & _SEQUENCES
 
 
+def no_message_id(text: str) -> str:
+    """What people are told who give something else for the id of a message."""
+    return f"{text[:50]!r} is no message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01"
+
+
+def gone(text: str, queue: str, sequence: int) -> str:
+    """What people are told who ask for a message that is not there any more."""
+    since = "it was acknowledged, deleted or moved, or its retention has ended"
+    return f"message {text} was number {sequence} of queue {queue!r}, and is no longer there: {since}"
+
+
+def absent(message: str | int, queue: str) -> str:
+    """What people are told of a message that a queue has not, and perhaps never had."""
+    why = "it was acknowledged, deleted or moved, its retention has ended, or it was never sent"
+    return f"queue {queue!r} has no message {message}: {why}"
+
+
 def sequence_in(text: str, realm: int, queue_id: int) -> int | None:
     """The sequence number in a message id, if it is of this queue; None if it is not.
 

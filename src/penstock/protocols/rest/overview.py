@@ -185,7 +185,7 @@ class Overviews(Resource):
             return (
                 len(mine),
                 *added_up(mine),
-                list(_alarms_of(mine)),
+                self._alarms_of(mine),
                 self._dead_letters_of([row for row in mine if row.dead]),
             )
 
@@ -277,6 +277,24 @@ class Overviews(Resource):
         all_rows = self._overview.rows
         names = {self._dead_letter_queue_of(row) for row in rows}
         return sum(all_rows[name].messages for name in names if name in all_rows)
+
+    def _alarms_of(self, rows: Sequence[Row]) -> list[Alarm]:
+        """What is wrong now: damage, and dead letters that came lately and still are there."""
+        assert self._overview is not None
+        found: list[Alarm] = []
+        for row in rows:
+            if len(found) >= _ALARMS_MAX:
+                break
+            if row.quarantined:
+                text = f"{row.quarantined:,} messages of {row.name} are damaged and not delivered"
+                found.append(Alarm(kind="damaged", queue=row.name, text=f"{text}: run penstock store check"))
+            if not row.dead:
+                continue
+            count, seconds = self._overview.died(row)
+            if count and (left := self._dead_letters_of([row])):
+                text = f"{count:,} messages of {row.name} were dead-lettered in the last {seconds:.0f} s"
+                found.append(Alarm(kind="dead letters", queue=row.name, text=f"{text}: {left:,} are there now"))
+        return found
 
     def _by_dead_letters(self) -> Callable[[Row], tuple[float, str]]:
         assert self._overview is not None
@@ -414,20 +432,6 @@ _KEYS: dict[str, Callable[[Row], tuple[float, str]]] = {
     **{name: _by_count(name) for name in ("messages", "bytes", "ready", "leased", "delayed", "dead")},
     **{name: _by_rate(name) for name in ("sent", "acked", "failed")},
 }
-
-
-def _alarms_of(rows: Sequence[Row]) -> list[Alarm]:
-    found: list[Alarm] = []
-    for row in rows:
-        if len(found) >= _ALARMS_MAX:
-            break
-        if row.quarantined:
-            text = f"{row.quarantined} messages of {row.name} are damaged and not delivered: run penstock store check"
-            found.append(Alarm(kind="damaged", queue=row.name, text=text))
-        if row.rates is not None and row.rates.dead:
-            text = f"{row.name} sends {row.rates.dead:.3g} messages a second to its dead-letter queue"
-            found.append(Alarm(kind="dead letters", queue=row.name, text=text))
-    return found
 
 
 def _memory_bytes() -> int | None:
