@@ -465,6 +465,7 @@ def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell:
 def test_channels_are_listed_paused_purged_and_deleted(shell: Shell) -> None:
     shell("channel", "create", "orders", "audit")
     shell("send", "orders", "tea")
+    assert re.search(r"audit .* \ds$", shell("channel", "list", "orders"), re.MULTILINE)
     shell("channel", "pause", "orders", "audit")
     assert shell.json("receive", "orders", "--channel", "audit") == []
     paused = {row["channel"]: row["paused"] for row in shell.json("channel", "list", "orders")}

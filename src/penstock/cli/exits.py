@@ -103,7 +103,7 @@ class Exit(IntEnum):
     NOTHING = 3
     """Nothing was there: no message to receive, to show or to change, no such queue, channel, consumer or directory."""
     UNREACHABLE = 4
-    """The server does not answer, or another process has the directory. Trying again later may work."""
+    """The server, Kafka or ZooKeeper does not answer, or another process has the directory. A later try may work."""
     REFUSED = 5
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
@@ -120,6 +120,7 @@ _EXITS = {
     "NotFound": Exit.NOTHING,
     "StoreLocked": Exit.UNREACHABLE,
     "ConnectionLost": Exit.UNREACHABLE,
+    "LogUnavailable": Exit.UNREACHABLE,
     "AccessDenied": Exit.REFUSED,
 }
 

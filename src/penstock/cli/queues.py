@@ -158,14 +158,14 @@ def _shown(name: str, value: Any) -> str:
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds:.15g} seconds ({seconds / length:.3g} {unit})"
-    return f"{seconds:.15g} seconds"
+    return f"{seconds:.15g} second{'' if seconds == 1 else 's'}"
 
 
 def _shown_backoff(shape: str, base_ms: int, ceiling_ms: int, seed: int) -> str:
     """A backoff as people read it.
 
     >>> _shown_backoff("exponential", 1_000, 300_000, 0), _shown_backoff("none", 0, 0, 0)
-    ('exponential, from 1 seconds to 300 seconds (5 minutes)', 'none')
+    ('exponential, from 1 second to 300 seconds (5 minutes)', 'none')
     """
     if shape == "none":
         return shape
@@ -210,7 +210,7 @@ def delete(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False)
 def list_channels(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
     """List a queue's channels and what waits in them. Works on a directory while another process has it open."""
     rows = [channel_row(queue, each) for each in ps.queue(queue).stats().channels.values()]
-    print_rows(rows, as_json, f"Channels of {queue}")
+    print_rows(rows if as_json else map(with_age, rows), as_json, f"Channels of {queue}")
 
 
 @channels.command("create")

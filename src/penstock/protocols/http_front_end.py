@@ -92,17 +92,9 @@ class HttpFrontEnd:
 
     def observer(self, services: Services) -> Observer:
         """What is told of every answer."""
-        note = RequestObserver(self.protocol or self.name, services.meter, services.request_log).note
-        if not self.changes:
-            return note
         tell = self._tell_change(services)
-
-        def observe(exchange: Exchange, status: int) -> None:
-            note(exchange, status)
-            if exchange.action in self.changes:
-                tell(exchange, status)
-
-        return observe
+        protocol = self.protocol or self.name
+        return RequestObserver(protocol, services.meter, services.request_log, self.changes, tell).note
 
     def _tell_change(self, services: Services) -> Observer:
         """Writes a change into the audit log: also that of who has not waited for the answer."""

@@ -170,7 +170,7 @@ class HistoryFile:
         if found and found != self._wanted_head():
             os.close(file)
             aside = path.with_name(path.name + ".old")
-            log.warning("%s has another format or size, or is damaged: it is kept as %s", path, aside.name)
+            log.warning("%s has an unknown format, another size, or damage: it was renamed to %s", path, aside.name)
             path.replace(aside)
             file = os.open(path, flags, FILE_MODE)
         return file
