@@ -2,7 +2,9 @@
 
 Fills a directory (once, if it is named), serves it in a process of its own, opens the console in a browser, and prints
 for each thing that a person does how long he waits, and how long the server's loop stands still meanwhile: `/healthz`
-is asked every 10 ms over a connection of its own, by a process of its own. Then frames, processor time and memory.
+is asked every 10 ms over a connection of its own, by a process of its own. What the server's threads compute while one
+answer is awaited says how much of that is its own doing, and not that of a busy machine. Then frames, processor time
+and memory.
 docs/console.md has the figures of a run. Filling takes minutes, and some gigabytes of disk.
 """
 
@@ -58,17 +60,25 @@ def fill(directory: Path, queues: int, messages: int) -> None:
     print(f"{messages:,} messages sent in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def probe(port: int, told: Connection) -> None:
-    """Ask `/healthz` every 10 ms until it is told to end; at every other word, say how long each answer took."""
-    took: list[float] = []
+def computed_s(pid: int) -> float:
+    """The processor time that all threads of a process have used."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
+
+
+def probe(port: int, pid: int, told: Connection) -> None:
+    """Ask `/healthz` every 10 ms until it is told to end; at every other word, say how long each answer took, and for
+    how long the server has computed meanwhile."""
+    took: list[tuple[float, float]] = []
     with socket.create_connection(("127.0.0.1", port)) as connection:
         while True:
-            began = time.monotonic()
+            before_s, began = computed_s(pid), time.monotonic()
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             while not connection.recv(65_536):
                 pass
-            took.append(time.monotonic() - began)
-            if told.poll(max(0.0, 0.01 - took[-1])):
+            seconds = time.monotonic() - began
+            took.append((seconds, computed_s(pid) - before_s))
+            if told.poll(max(0.0, 0.01 - seconds)):
                 if not told.recv():
                     return
                 told.send(took)
@@ -81,10 +91,11 @@ class Stalls:
     def __init__(self, told: Connection) -> None:
         self._told = told
 
-    def since(self) -> list[float]:
-        """Milliseconds of each answer since it was asked before, the longest last."""
+    def since(self) -> tuple[list[float], float]:
+        """Milliseconds of each answer since it was asked before, the longest last; and the most computed in one."""
         self._told.send(True)
-        return sorted(each * 1_000 for each in self._told.recv())
+        took = self._told.recv()
+        return sorted(seconds * 1_000 for seconds, _ in took), max(computed for _, computed in took) * 1_000
 
     def timed(self, what: str, act: Callable[[], object]) -> None:
         """Print how long it takes, and how long others wait."""
@@ -96,25 +107,20 @@ class Stalls:
 
     def tell(self, what: str, value: str) -> None:
         """Print a row, with what others have waited."""
-        waited = self.since()
-        print(f"| {what} | {value} | {waited[len(waited) * 99 // 100]:.0f} ms | {waited[-1]:.0f} ms |", flush=True)
+        waited, computed = self.since()
+        cells = what, value, *(f"{ms:.0f} ms" for ms in (waited[len(waited) * 99 // 100], waited[-1], computed))
+        print("|", " | ".join(cells), "|", flush=True)
 
 
 @contextmanager
-def stalls_of(port: int) -> Iterator[Stalls]:
+def stalls_of(port: int, pid: int) -> Iterator[Stalls]:
     """Probe a server."""
     mine, its = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=probe, args=(port, its), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=probe, args=(port, pid, its), daemon=True)
     process.start()
     yield Stalls(mine)
     mine.send(False)
     process.join()
-
-
-def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def memory_mib(pid: int) -> float:
@@ -152,9 +158,9 @@ def look_at_all(page: Page, server_pid: int, stalls: Stalls) -> None:
     )
     took.sort()
     stalls.tell("frames while scrolling: median, 95th of 100", f"{took[150]:.1f} ms, {took[285]:.1f} ms")
-    before, began = cpu_seconds(server_pid), time.monotonic()
+    before, began = computed_s(server_pid), time.monotonic()
     time.sleep(20)
-    share = (cpu_seconds(server_pid) - before) / (time.monotonic() - began)
+    share = (computed_s(server_pid) - before) / (time.monotonic() - began)
     stalls.tell("the server's work for the open overview", f"{share:.1%} of a core")
 
 
@@ -176,7 +182,7 @@ def look_at_one(page: Page, stalls: Stalls) -> None:
     write(page, ".search", "coffee")
     none = "document.querySelector('.empty')?.innerText.startsWith('No')"
     stalls.timed("a text that no message has", lambda: (press(page, "Search"), page.until(none)))
-    print(f"| it says | {page.value('document.querySelector(`.empty`).innerText')} | | |")
+    print(f"| it says | {page.value('document.querySelector(`.empty`).innerText')} | | | |")
     write(page, ".filters select", "path")
     write(page, ".search", "$.order")
     write(page, ".filters .value", "9999")
@@ -192,7 +198,7 @@ def look_at_the_dead(page: Page, stalls: Stalls) -> None:
         page.until(f"{groups}.length === {len(ERRORS)}")
 
     stalls.timed("its dead letters in groups", group)
-    print(f"| the groups | {' + '.join(page.value(groups))} | | |")
+    print(f"| the groups | {' + '.join(page.value(groups))} | | | |")
     letters = "document.querySelectorAll('.letters tbody tr').length === 100"
     opened = "document.querySelector('.group .link').click()"
     stalls.timed("a group is opened", lambda: (page.value(opened), page.until(letters)))
@@ -207,9 +213,9 @@ def look_at_the_dead(page: Page, stalls: Stalls) -> None:
         page.until("!!document.querySelector('.redrive .tag.done')")
 
     stalls.timed("its messages are counted", count)
-    print(f"| the button says | {page.value(f'{button}.innerText')} | | |")
+    print(f"| the button says | {page.value(f'{button}.innerText')} | | | |")
     stalls.timed("it is redriven", redrive)
-    print(f"| it says | {page.value('document.querySelector(`.redrive`).innerText')!r} | | |")
+    print(f"| it says | {page.value('document.querySelector(`.redrive`).innerText')!r} | | | |")
     page.value("location.hash = '#/dead'")
     first = f"document.querySelector('td.name')?.innerText === '{LARGE}'"
     stalls.timed("the queues with dead letters", lambda: page.until(first))
@@ -231,9 +237,9 @@ def main() -> None:
         else:
             fill(directory / "data", options.queues, options.messages)
         began = time.monotonic()
-        with serving.served(directory) as server, stalls_of(server.ports["http"]) as stalls:
-            print("| what | how long | `/healthz` waits: 99th of 100 | longest |")
-            print(f"| the server starts | {time.monotonic() - began:.2f} s | | |", flush=True)
+        with serving.served(directory) as server, stalls_of(server.ports["http"], server.process.pid) as stalls:
+            print("| what | how long | `/healthz` waits: 99th of 100 | longest | the server computes in one |")
+            print(f"| the server starts | {time.monotonic() - began:.2f} s | | | |", flush=True)
             url = f"http://127.0.0.1:{server.ports['http']}"
             pid = server.process.pid
             stalls.timed(
@@ -245,7 +251,7 @@ def main() -> None:
                     look_at_all(page, pid, stalls)
                     look_at_one(page, stalls)
                     look_at_the_dead(page, stalls)
-                    print(f"| the server's memory | {memory_mib(pid):.0f} MiB | | |")
+                    print(f"| the server's memory | {memory_mib(pid):.0f} MiB | | | |")
                     print("the browser complains:", page.complaints)
             finally:
                 browser.stop()

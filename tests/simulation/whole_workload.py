@@ -51,6 +51,7 @@ class WholeWorkload(Workload):
         operating: dict[Maker, float] = {}
         if self.operates:
             operating = {self._redrive: 8, self._cancel_redrive: 2, self._list_sessions: 4, self._end_session: 2}
+            operating |= {self._tally: 4}
         return (
             super()._weights()
             | operating
@@ -168,6 +169,9 @@ class WholeWorkload(Workload):
 
     def _cancel_redrive(self, now_ms: int) -> c.Command | None:
         return c.CancelRedrive(task=self.rng.choice([*self.tasks[-3:], 99_999]))
+
+    def _tally(self, now_ms: int) -> c.Command | None:
+        return c.TallyQueues(after=self.rng.choice(["", "", self._place()[0]]), limit=self.rng.choice([1, 200]))
 
     def _list_sessions(self, now_ms: int) -> c.Command | None:
         queue = self.rng.choice([None, self._place()[0]])

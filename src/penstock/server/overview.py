@@ -86,6 +86,15 @@ _SUMMED = Row._fields[1:-1]
 _STILL = Rates()
 
 
+class _Kept(NamedTuple):
+    """What a look is compared with later, to see what grows."""
+
+    at_s: float
+    ready: dict[str, int]
+    dead: dict[str, int]
+    """How many messages were dead-lettered so far, of queues with any."""
+
+
 def added_up(rows: Sequence[Row]) -> tuple[dict[str, int], Rates | None]:
     """What rows have together; rates only if one of them has any."""
     counts = dict.fromkeys(_SUMMED, 0)
@@ -125,31 +134,30 @@ class Overview:
         self._sparks: dict[str, deque[float]] = {}
         """Messages sent a second, look by look; only of queues that somebody sent to lately."""
         self.rows: dict[str, Row] = {}
-        self._kept: tuple[float, dict[str, tuple[int, int]]] | None = None
-        self._kept_before: tuple[float, dict[str, tuple[int, int]]] | None = None
-        """When each queue had how many ready messages, and dead-lettered ones: half a minute to a minute ago."""
+        self._kept: _Kept | None = None
+        self._kept_before: _Kept | None = None
+        """Of half a minute to a minute ago."""
 
     def grown(self, count: int) -> list[tuple[Row, int, float]]:
         """Queues in which more messages wait than before, those that grew most first: row, by how many, in how long."""
         if self._kept_before is None or self._looked_s is None:
             return []
-        at_s, kept = self._kept_before
-        seconds = self._looked_s - at_s
+        ready, seconds = self._kept_before.ready, self._looked_s - self._kept_before.at_s
         found = (
-            (row, row.ready - kept[name][0], seconds)
+            (row, row.ready - ready[name], seconds)
             for name, row in self.rows.items()
             if row.ready >= _GROWN_MIN
-            and name in kept
-            and row.ready - kept[name][0] >= max(_GROWN_MIN, kept[name][0] // 10)
+            and name in ready
+            and row.ready - ready[name] >= max(_GROWN_MIN, ready[name] // 10)
         )
         return nlargest(count, found, key=lambda each: each[1])
 
     def died(self, row: Row) -> tuple[int, float]:
         """How many messages of a queue were dead-lettered lately, and within how many seconds."""
         kept = self._kept_before or self._kept
-        if kept is None or self._looked_s is None or row.name not in kept[1]:
+        if kept is None or self._looked_s is None or row.name not in kept.ready:
             return 0, 0.0
-        return max(0, row.dead - kept[1][row.name][1]), self._looked_s - kept[0]
+        return max(0, row.dead - kept.dead.get(row.name, 0)), self._looked_s - kept.at_s
 
     @property
     def looked_s(self) -> float | None:
@@ -188,10 +196,11 @@ class Overview:
         names = sorted(found)
         self.rows = found if names == list(found) else {name: found[name] for name in names}
         self._looked_s = began_s
-        if self._kept is None or began_s - self._kept[0] >= _GROWING_S:
+        if self._kept is None or began_s - self._kept.at_s >= _GROWING_S:
             # Nobody watched for long: what was kept tells of the past.
-            self._kept_before = self._kept if self._kept and began_s - self._kept[0] <= 4 * _GROWING_S else None
-            self._kept = began_s, {name: (row.ready, row.dead) for name, row in found.items()}
+            self._kept_before = self._kept if self._kept and began_s - self._kept.at_s <= 4 * _GROWING_S else None
+            ready = {name: row.ready for name, row in found.items()}
+            self._kept = _Kept(began_s, ready, {name: row.dead for name, row in found.items() if row.dead})
         self._fresh_s = max(LOOK_S, _SHARE * (self._clock_s() - began_s))
 
     def _draw(self, row: Row) -> None:

@@ -57,6 +57,28 @@ class Looking(Ground):
             missing = {sequence for sequence in wanted if sequence > command.after} - set(shown)
             demand(not missing, f"{queue.name}: browsing does not show {missing}")
 
+    def _accept_TallyQueues(self, command: c.TallyQueues, outcome: Outcome) -> None:
+        """What the overview of the console shows of each queue."""
+        self._refused(outcome, [])
+        names = sorted(name for name in self.queues if name > command.after)[: command.limit]
+        told = [each.name for each in outcome]
+        demand(told == names, f"counted were {told}, and should have been {names}")
+        for each in outcome:
+            queue = self.queues[each.name]
+            channels = list(queue.channels.values())
+            right = {
+                "sent": queue.sent,
+                **{name: sum(getattr(one, name) for one in channels) for name in ("acked", "failed", "dead")},
+                **{
+                    state.name.lower(): sum(one.count(state) for one in channels)
+                    for state in (State.READY, State.LEASED)
+                },
+            }
+            if channels:
+                right["delayed"] = sum(one.count(State.DELAYED) for one in channels)
+            shown = {name: getattr(each, name) for name in right}
+            demand(shown == right, f"{each.name} counts {shown}, and should count {right}")
+
     def _accept_QueueStats(self, command: c.QueueStats, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):
             return
