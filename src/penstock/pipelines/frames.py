@@ -44,6 +44,8 @@ class Frames:
         self._making: list[str] = []
         self._letters: dict[str, Callable[[], Any]] = {}
         self._channels: dict[str, int] = {}
+        self._mark = f"made by the Penstock pipeline {pipeline.name}"
+        """What the catalogue says of its tables: only those are dropped."""
         self.subscribed: set[str] = set()
         """The queues that functions have read."""
 
@@ -72,8 +74,11 @@ class Frames:
                 text = f"the catalogue has a table {node.name!r}, which would be read instead"
                 raise _invalid(node.at, f"{text}: give this view another name, or drop that table")
         for output in self._pipeline.outputs.values():
-            if output.is_table:
-                self._spark.sql(f"drop table if exists `{output.name}`")
+            if output.is_table and self._spark.catalog.tableExists(f"`{output.name}`"):
+                if self._spark.catalog.getTable(f"`{output.name}`").description != self._mark:
+                    text = f"the catalogue has a table {output.name!r} that this pipeline did not make"
+                    raise _invalid(output.at, f"{text}: give this table another name, or drop that one")
+                self._spark.sql(f"drop table `{output.name}`")
 
     def _make_all(self) -> Any:
         output = self._pipeline.outputs[self._query]
@@ -190,7 +195,9 @@ class Frames:
                 self._spark.catalog.dropTempView(name)
         path = table_path(self._pipeline, output, self._directory)
         path.mkdir(parents=True, exist_ok=True)
-        self._spark.catalog.createTable(output.name, path=str(path), source="parquet", schema=schema)
+        self._spark.catalog.createTable(
+            output.name, path=str(path), source="parquet", schema=schema, description=self._mark
+        )
         return self._spark.table(output.name)
 
 
