@@ -15,8 +15,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.definition import MATERIALIZED, QUEUE, Output, Pipeline, Source, View
-from penstock.pipelines.errors import InvalidDefinition, Place, Problem, missing_connector, reason_of
+from penstock.pipelines.definition import LANDING, MATERIALIZED, QUEUE, Output, Pipeline, Source, View
+from penstock.pipelines.errors import InvalidDefinition, Place, Problem, first_line, missing_connector, reason_of
 from penstock.pipelines.library import (
     MESSAGE,
     Running,
@@ -163,7 +163,8 @@ class Frames:
     # -- what is read --
 
     def _read_queue(self, name: str, options: Mapping[str, str]) -> Any:
-        channel = {} if self._where.url is None else {"channel": self._channel(name)}
+        is_named = self._where.url is None or "groupIdPrefix" in options
+        channel = {} if is_named else {"channel": self._channel(name)}
         part = self._pipeline.settings.part
         wanted = source_options(options) if part is None else part.options(source_options(options))
         given = {**self._where.options(), **channel, **wanted}
@@ -247,14 +248,14 @@ def _first_line(error: Exception) -> str:
     """
     if "Py4J" in type(error).__name__ or missing_connector(str(error)) is not None:
         return reason_of(error)
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:1_000]
+    return f"{type(error).__name__}: {first_line(error)}"[:1_000]
 
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
-LAKES = ("delta", "iceberg")
+LAKES = {LANDING: "parquet", "delta": "delta", "iceberg": "iceberg"}
+"""Kinds that penstock_lake writes, and what it calls them."""
 
 
 def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, directory: Path | RemotePath) -> Any:
@@ -271,7 +272,7 @@ def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, dire
         writer = stored.writeStream.format("parquet").options(**output.options).option("path", path)
         return writer.partitionBy(*output.partition_by) if output.partition_by else writer
     table = output.options.get("table", f"default.{output.name}")
-    options = {"format": output.kind, "path": path, "conf": json.dumps(dict(pipeline.settings.conf))}
+    options = {"format": LAKES[output.kind], "path": path, "conf": json.dumps(dict(pipeline.settings.conf))}
     options |= {**output.options, "table": table, "partition_by": ",".join(output.partition_by)}
     return stored.writeStream.format("penstock_lake").options(**options)
 
