@@ -20,7 +20,7 @@ from tests.spark.running import Queues
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "pipelines"
 
 
-def _generators() -> Any:
+def generators() -> Any:
     spec = importlib.util.spec_from_file_location("gallery_data", GALLERY / "data.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ class Shown:
         self.queues = queues
         shutil.copy(GALLERY / f"{name}.py", queues.directory)
         with penstock.connect(queues.url) as ps:
-            self.expected = _generators()[name](ps)
+            self.expected = generators()[name](ps)
         self.bench = Bench(queues, (GALLERY / f"{name}.py").read_text(), f"{name}.py")
 
     def run(self) -> None:

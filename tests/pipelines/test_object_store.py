@@ -21,8 +21,8 @@ from penstock.core.errors import InvalidRequest
 from penstock.pipelines import locations
 from penstock.pipelines.definition import load
 from penstock.pipelines.errors import AlreadyRunning, InvalidDefinition
+from penstock.pipelines.landing import Landing
 from penstock.pipelines.locations import RemotePath, is_locked, lake_options
-from penstock.pipelines.ready.landing import Landing
 from tests.compat.server import serving
 from tests.spark.running import Queues, need_java
 

@@ -15,7 +15,7 @@ from penstock.core.commands import Offsets
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.core.storage.chunk import Chunk
 from penstock.pipelines.checkpoints import status_of
-from penstock.pipelines.ready.archive import archive, compact_iceberg, read_archive
+from penstock.pipelines.ready.archives import compact_iceberg, read_archive
 from penstock.pipelines.ready.replay import replay
 from penstock.pipelines.sql import frame_of, rows_of
 from penstock.pipelines.where import Where as PipelinesWhere
@@ -26,6 +26,7 @@ from penstock.spark.place import Part
 from penstock.spark.server import Connection, ServerPlace, _check_partitions
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import Server, serving, until
+from tests.pipelines.ready.running import archive
 from tests.pipelines.running import Bench
 from tests.spark.running import PATIENCE_S, Queues
 
@@ -325,7 +326,7 @@ def test_an_archive_of_all_partitions_can_be_replayed(wide: WideQueues) -> None:
     wide.send(700)
     path = wide.directory / "archive"
     where = PipelinesWhere(wide.url)
-    assert archive(wide.spark, where, path, [name], batch_messages=300).rows == 700
+    assert archive(wide.spark, where, path, [name], batch=300).rows == 700
     assert archive(wide.spark, where, path, [name]).rows == 0
     values = [int(bytes(row.value)) for row in read_archive(wide.spark, path).collect()]
     assert sorted(values) == list(range(700))
@@ -339,10 +340,10 @@ def test_files_of_an_iceberg_archive_are_joined_unless_larger_ones_lie_among_the
     name = wide.create()
     wide.send(900, chunk=100)
     path, where = wide.directory / "archive", PipelinesWhere(wide.url)
-    archive(wide.spark, where, path, [name], format="iceberg", batch_messages=100, compact=False)
+    archive(wide.spark, where, path, [name], format="iceberg", batch=100, join=False)
     assert compact_iceberg(path) >= 8
     wide.send(90, start=900)
-    done = archive(wide.spark, where, path, [name], format="iceberg", batch_messages=45, compact=False)
+    done = archive(wide.spark, where, path, [name], format="iceberg", batch=45, join=False)
     assert done.rows == 90 and done.batches > 1
     files = [Path(file.removeprefix("file://")) for file in read_archive(wide.spark, path).inputFiles()]
     large = max(file.stat().st_size for file in files)

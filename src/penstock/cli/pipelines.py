@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,9 @@ from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
     from penstock.pipelines.backfill import Range
+    from penstock.pipelines.checkpoints import State
     from penstock.pipelines.definition import Output, Pipeline
+    from penstock.pipelines.progress import QueryProgress
     from penstock.pipelines.where import Where
 
 READY_NAMES = (
@@ -252,14 +255,19 @@ def run_pipeline(
     pipeline: Pipeline,
     where: Where,
     once: bool,
-    state: str | None,
+    state: State | str | None,
     master: str | None,
     conf: dict[str, str],
     as_json: bool,
     *,
     reset: bool = False,
+    on_batch: Callable[[Any], None] = lambda spark: None,
+    after: Callable[[Any, list[QueryProgress]], None] = lambda spark, progress: None,
 ) -> None:
-    """Run it to its end, and show how it goes; a run that fails or is stopped says so, and exits."""
+    """Run it to its end, and show how it goes; a run that fails or is stopped says so, and exits.
+
+    `on_batch` is called after each batch, `after` at the end of a run that has not failed, both with the session.
+    """
     settings = {**pipeline.settings.conf, **conf}
     with _session(pipeline, state, master, settings, reset=reset) as (spark, kept):
         from penstock.pipelines.backfill import delete_channels
@@ -275,8 +283,11 @@ def run_pipeline(
             contextlib.closing(display_for(f"Pipeline {pipeline.name}", as_json=as_json)) as display,
         ):
             runner = Runner(spark, pipeline, where, kept, display, once)
+            runner.on_batch = functools.partial(on_batch, spark)
             with told_to_stop(runner.tell):
                 outcome = runner.run()
+                if outcome.state != RUN_FAILED:
+                    after(spark, runner.progress)
             if pipeline.settings.part is not None and outcome.state == RUN_DONE:
                 for text in delete_channels(pipeline, kept, where):
                     display.note(text)
@@ -335,7 +346,12 @@ def _load(file: Path, trigger: str | None = None) -> Pipeline:
 
 @contextlib.contextmanager
 def _session(
-    pipeline: Pipeline, directory: str | None, master: str | None, conf: dict[str, str], *, reset: bool | None = None
+    pipeline: Pipeline,
+    directory: State | str | None,
+    master: str | None,
+    conf: dict[str, str],
+    *,
+    reset: bool | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """Spark, and the pipeline's directory, held while the block runs (a look without a run holds nothing)."""
     import tempfile
@@ -347,7 +363,7 @@ def _session(
         if reset is None:
             state = State(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pipeline-"))))
         else:
-            state = State(state_directory(pipeline, directory, conf))
+            state = directory if isinstance(directory, State) else State(state_directory(pipeline, directory, conf))
             stack.enter_context(state.locked())
             for done in state.accept(pipeline, reset=reset):
                 print(f"penstock: {done}", file=sys.stderr)

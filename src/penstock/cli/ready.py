@@ -12,15 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
+
 from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.pipelines import STOPPED, Master, in_utc, invalid_reported, run_pipeline, spark_for
 from penstock.cli.store import Token, Url
-from penstock.pipelines.ready import READY
+from penstock.pipelines.definition import seconds_of
+from penstock.pipelines.ready import ready_pipeline
 from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
     from penstock.pipelines.definition import Pipeline
+    from penstock.pipelines.progress import QueryProgress
     from penstock.pipelines.where import Where
 
 DEFAULT_URL = "penstock://localhost:9325"
@@ -54,23 +58,17 @@ def archive(
 
     penstock pipeline run archive --queue orders --path archive
     """
-    done = _run(
-        "archive",
-        master,
-        as_json,
-        url,
-        token,
-        path,
-        queue or (),
-        pattern=pattern,
-        format=format,
-        once=once,
-        every=every,
-        batch_messages=batch,
-        compact=compact,
-    )
-    text = f"archived {done.rows} messages to {path}" + (f", {done.joined} small files joined" if done.joined else "")
-    _finish(text, {"rows": done.rows, "batches": done.batches, "joined": done.joined}, done.stopped, as_json)
+    from penstock.pipelines.ready import archives
+
+    with invalid_reported():
+        pipeline, state = archives.archive_pipeline(path, queue or (), pattern, format, batch=str(batch))
+
+    def after(spark: Any, progress: list[QueryProgress]) -> None:
+        joined, rows = archives.compact(path) if compact else 0, progress[0].rows
+        text = f"archived {rows} messages to {path}" + (f", {joined} small files joined" if joined else "")
+        print_done(text, {"rows": rows, "batches": progress[0].batches, "joined": joined}, as_json)
+
+    run_pipeline(_paced(pipeline, every), _where(url, token), once, state, master, {}, as_json, after=after)
 
 
 @commands.command()
@@ -103,24 +101,26 @@ def replay(
 
     penstock pipeline run replay --archive archive --to orders --where "value like '%tea%'" --rate 1000
     """
-    done = _run(
-        "replay",
-        master,
-        as_json,
-        url,
-        token,
-        to,
-        archive=archive,
-        queue=source,
-        queues=queue or (),
-        since=in_utc(since),
-        until=in_utc(until),
-        keys=key or (),
-        predicate=where,
-        rate=rate,
-        state=state,
-        again=again,
-    )
+    from penstock.pipelines.ready.replay import replay
+
+    with _running("replay", master, as_json) as (spark, display, stop):
+        done = replay(
+            spark,
+            _where(url, token),
+            to,
+            archive=archive,
+            queue=source,
+            queues=queue or (),
+            since=in_utc(since),
+            until=in_utc(until),
+            keys=key or (),
+            predicate=where,
+            rate=rate,
+            state=state,
+            again=again,
+            display=display,
+            stop=stop,
+        )
     text = f"sent {done.sent} of {done.messages} messages to {to} (state: {done.state})"
     if done.messages and not done.sent and not done.stopped:
         text = f"all {done.messages} messages were sent before; --again sends them again (state: {done.state})"
@@ -147,15 +147,14 @@ def redrive(
     penstock pipeline run redrive --queue orders.dead --where "error like '%timeout%'" --send
     """
     import penstock
+    from penstock.pipelines.ready.redrive import redrive
 
     place = _where(url, token)
     with (
         _running("redrive", master, as_json) as (spark, display, stop),
-        penstock.connect(_client_url(str(place.url)), token=place.token) as ps,
+        penstock.connect(str(place.url), token=place.token) as ps,
     ):
-        done = READY["redrive"].function(
-            spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display, stop=stop
-        )
+        done = redrive(spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display, stop=stop)
     if not as_json:
         for title, rows in done.analysis.items():
             print_rows(rows, False, f"Dead letters: {title}")
@@ -190,21 +189,27 @@ def rollup(
 
     penstock pipeline run rollup --table metrics --report report.html
     """
-    done = _run(
-        "rollup",
-        master,
-        as_json,
-        url,
-        token,
-        table,
-        window=window,
-        queue=queue,
-        report=report,
-        once=once,
-        every=every,
-    )
-    text = f"{done.events} new events, {done.dates} dates brought up to date in {table}"
-    _finish(text, {"events": done.events, "dates": done.dates}, done.stopped, as_json)
+    from penstock.pipelines.landing import Landing
+    from penstock.pipelines.ready import windows
+
+    with invalid_reported():
+        pipeline, state = windows.rollup_pipeline(table, queue, window)
+
+    def after(spark: Any, progress: list[QueryProgress]) -> None:
+        with Landing(table / "events").opened() as events:
+            events.compact()
+        dates = windows.bring_up_to_date(spark, table, window, report)
+        text = f"{progress[0].rows} new events, {dates} dates brought up to date in {table}"
+        print_done(text, {"events": progress[0].rows, "dates": dates}, as_json)
+        if report is not None and not as_json:
+            print(f"the report is {report}", file=sys.stderr)
+
+    def on_batch(spark: Any) -> None:
+        if not once:
+            windows.bring_up_to_date(spark, table, window, report)
+
+    where = _where(url, token)
+    run_pipeline(_paced(pipeline, every), where, once, state, master, {}, as_json, on_batch=on_batch, after=after)
 
 
 @commands.command()
@@ -217,7 +222,9 @@ def report(
 
     penstock pipeline run report --table metrics --to report.html
     """
-    READY["report"].function(table, to, queues=queue or ())
+    from penstock.pipelines.ready.report import report
+
+    report(table, to, queues=queue or ())
     print(f"the report is {to}")
 
 
@@ -239,8 +246,10 @@ def dedupe(
 
     penstock pipeline run dedupe --from clicks --to clicks.unique --by key --within "1 hour"
     """
-    pipeline = _file(f"dedupe-{source}-{to}", "dedupe", every, {"from": source, "to": to, "by": by, "within": within})
-    run_pipeline(pipeline, _where(url, token), once, state, master, {}, as_json)
+    with invalid_reported():
+        given = {"from": source, "to": to, "by": by, "within": within}
+        pipeline = ready_pipeline("dedupe", f"dedupe-{source}-{to}", given)
+    run_pipeline(_paced(pipeline, every), _where(url, token), once, state, master, {}, as_json)
 
 
 @commands.command()
@@ -262,9 +271,10 @@ def join(
 
     penstock pipeline run join --left orders --right payments --to paid --within "15 minutes"
     """
-    given = {"left": left, "right": right, "to": to, "on": on, "within": within}
-    pipeline = _file(f"join-{left}-{right}-{to}", "join", every, given)
-    run_pipeline(pipeline, _where(url, token), once, state, master, {}, as_json)
+    with invalid_reported():
+        given = {"left": left, "right": right, "to": to, "on": on, "within": within}
+        pipeline = ready_pipeline("join", f"join-{left}-{right}-{to}", given)
+    run_pipeline(_paced(pipeline, every), _where(url, token), once, state, master, {}, as_json)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -277,33 +287,10 @@ def _where(url: str | None, token: str | None) -> Where:
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN") or None)
 
 
-def _file(name: str, ready: str, every: str, parameters: dict[str, str]) -> Pipeline:
-    """A ready pipeline that is a file, told what its flags say."""
-    from penstock.pipelines.library import PARAMETER
-    from penstock.pipelines.python_file import read_python
-
-    os.environ.update({f"{PARAMETER}{key.upper()}": value for key, value in parameters.items()})
-    with invalid_reported():
-        pipeline = read_python(READY[ready].file, name)
+def _paced(pipeline: Pipeline, every: str) -> Pipeline:
+    if seconds_of(every) is None:
+        raise click.BadParameter(f"{every!r} is no interval: write one like '5 seconds'", param_hint="--every")
     return dataclasses.replace(pipeline, settings=dataclasses.replace(pipeline.settings, trigger=every))
-
-
-def _client_url(url: str) -> str:
-    """The address as the client writes it.
-
-    >>> _client_url("http://localhost:9325"), _client_url("https://host:9325")
-    ('penstock://localhost:9325', 'penstocks://host:9325')
-    """
-    scheme, _, rest = url.partition("://")
-    return f"{'penstocks' if scheme == 'https' else 'penstock'}://{rest}"
-
-
-def _run(
-    name: str, master: str | None, as_json: bool, url: str | None, token: str | None, *given: Any, **options: Any
-) -> Any:
-    """Run one of them on a server's queues."""
-    with _running(name, master, as_json) as (spark, display, stop):
-        return READY[name].function(spark, _where(url, token), *given, **options, display=display, stop=stop)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 QUEUE, FILES = "queue", "files"
 OUTPUT_KINDS = ("queue", "parquet", "delta", "iceberg", "console")
-FILE_KINDS = ("parquet", "delta", "iceberg")
+LANDING = "landing"
+"""The kind of an output of Parquet files that readers without Spark may read: penstock_lake writes them."""
+FILE_KINDS = ("parquet", "delta", "iceberg", LANDING)
 FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 PARSE_FORMATS = ("json", "csv", "text")
 MATERIALIZED = "materialized"
@@ -380,14 +382,17 @@ def _output_problems(pipeline: Pipeline, output: Output) -> Iterable[Problem]:
         if (wrong := path_problem(output.target, without_spark=is_lake)) is not None:
             yield Problem(output.at, wrong)
         is_remote = scheme_of(output.target) not in (None, "file")
+        if output.kind == LANDING and is_remote:
+            told = "files of penstock_lake have to be in a directory of this machine: use a sink of the format parquet"
+            yield Problem(output.at, told)
         if output.kind == "iceberg" and is_remote and "catalog" not in output.options:
             yield Problem(
                 output.at,
                 "an Iceberg table on an object store needs a catalogue that is not a file there: give options: "
                 "{catalog: postgresql+psycopg://..., or sqlite:////a/directory/catalog.db}",
             )
-    if output.partition_by and output.kind not in ("parquet", "delta", MATERIALIZED):
-        yield Problem(output.at, f"partition_by is for parquet and delta, and this is {output.kind}")
+    if output.partition_by and output.kind not in (*FILE_KINDS, MATERIALIZED):
+        yield Problem(output.at, f"partition_by is for {', '.join(OUTPUT_KINDS[1:4])}, and this is {output.kind}")
 
 
 def checked(pipeline: Pipeline, problems: Iterable[Problem] = ()) -> Pipeline:

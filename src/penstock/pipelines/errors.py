@@ -114,6 +114,11 @@ def _hadoop_version() -> str:
     return next((each.stem.removeprefix("hadoop-client-api-") for each in jars), "VERSION")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line that says something."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def reason_of(error: BaseException) -> str:
     """What went wrong, as one line: the error that began it, found in Spark's long text.
 

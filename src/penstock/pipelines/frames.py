@@ -15,8 +15,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.definition import MATERIALIZED, QUEUE, Output, Pipeline, Source, View
-from penstock.pipelines.errors import InvalidDefinition, Place, Problem, missing_connector, reason_of
+from penstock.pipelines.definition import LANDING, MATERIALIZED, QUEUE, Output, Pipeline, Source, View
+from penstock.pipelines.errors import InvalidDefinition, Place, Problem, first_line, missing_connector, reason_of
 from penstock.pipelines.library import (
     MESSAGE,
     Running,
@@ -44,6 +44,8 @@ class Frames:
         self._making: list[str] = []
         self._letters: dict[str, Callable[[], Any]] = {}
         self._channels: dict[str, int] = {}
+        self._mark = f"made by the Penstock pipeline {pipeline.name}"
+        """What the catalogue says of its tables: only those are dropped."""
         self.subscribed: set[str] = set()
         """The queues that functions have read."""
 
@@ -72,8 +74,11 @@ class Frames:
                 text = f"the catalogue has a table {node.name!r}, which would be read instead"
                 raise _invalid(node.at, f"{text}: give this view another name, or drop that table")
         for output in self._pipeline.outputs.values():
-            if output.is_table:
-                self._spark.sql(f"drop table if exists `{output.name}`")
+            if output.is_table and self._spark.catalog.tableExists(f"`{output.name}`"):
+                if self._spark.catalog.getTable(f"`{output.name}`").description != self._mark:
+                    text = f"the catalogue has a table {output.name!r} that this pipeline did not make"
+                    raise _invalid(output.at, f"{text}: give this table another name, or drop that one")
+                self._spark.sql(f"drop table `{output.name}`")
 
     def _make_all(self) -> Any:
         output = self._pipeline.outputs[self._query]
@@ -158,7 +163,8 @@ class Frames:
     # -- what is read --
 
     def _read_queue(self, name: str, options: Mapping[str, str]) -> Any:
-        channel = {} if self._where.url is None else {"channel": self._channel(name)}
+        is_named = self._where.url is None or "groupIdPrefix" in options
+        channel = {} if is_named else {"channel": self._channel(name)}
         part = self._pipeline.settings.part
         wanted = source_options(options) if part is None else part.options(source_options(options))
         given = {**self._where.options(), **channel, **wanted}
@@ -190,7 +196,9 @@ class Frames:
                 self._spark.catalog.dropTempView(name)
         path = table_path(self._pipeline, output, self._directory)
         path.mkdir(parents=True, exist_ok=True)
-        self._spark.catalog.createTable(output.name, path=str(path), source="parquet", schema=schema)
+        self._spark.catalog.createTable(
+            output.name, path=str(path), source="parquet", schema=schema, description=self._mark
+        )
         return self._spark.table(output.name)
 
 
@@ -240,14 +248,14 @@ def _first_line(error: Exception) -> str:
     """
     if "Py4J" in type(error).__name__ or missing_connector(str(error)) is not None:
         return reason_of(error)
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:1_000]
+    return f"{type(error).__name__}: {first_line(error)}"[:1_000]
 
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
-LAKES = ("delta", "iceberg")
+LAKES = {LANDING: "parquet", "delta": "delta", "iceberg": "iceberg"}
+"""Kinds that penstock_lake writes, and what it calls them."""
 
 
 def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, directory: Path | RemotePath) -> Any:
@@ -264,7 +272,7 @@ def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, dire
         writer = stored.writeStream.format("parquet").options(**output.options).option("path", path)
         return writer.partitionBy(*output.partition_by) if output.partition_by else writer
     table = output.options.get("table", f"default.{output.name}")
-    options = {"format": output.kind, "path": path, "conf": json.dumps(dict(pipeline.settings.conf))}
+    options = {"format": LAKES[output.kind], "path": path, "conf": json.dumps(dict(pipeline.settings.conf))}
     options |= {**output.options, "table": table, "partition_by": ",".join(output.partition_by)}
     return stored.writeStream.format("penstock_lake").options(**options)
 

@@ -1,12 +1,14 @@
-"""Delta and Iceberg tables: `format("penstock_lake")`, each batch of a query once.
+"""Delta and Iceberg tables, and Parquet files for any reader: `format("penstock_lake")`, each batch of a query once.
 
 The table itself keeps which batch of which query it has: Delta in its log, as the version of an application; Iceberg
-in the summary of a snapshot. So a batch that is done again, after whatever crash, is found to be there, and left out.
-It is written by deltalake or pyiceberg, without jars. A batch goes through the driver's memory: limit its size.
+in the summary of a snapshot; files as `landing.py` says. So a batch that is done again, after whatever crash, is found
+to be there, and left out. It is written by deltalake, pyiceberg or pyarrow, without jars. A batch goes through the
+driver's memory: limit its size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,16 +21,20 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from penstock.pipelines.errors import PipelineError, SparkMissing
+from penstock.pipelines.landing import Landing
 from penstock.pipelines.locations import RemotePath, iceberg_options, lake_options, location
 from penstock.spark.errors import InvalidOption
 
 _QUERY, _BATCH = "penstock.query", "penstock.batch"
+FORMATS = ("parquet", "delta", "iceberg")
+PATIENCE_S = 30.0
+"""For another writer of the same files: a backfill, or small files that are joined."""
 _OPTIONS = ("format", "path", "table", "catalog", "partition_by", "conf")
 _SPARKS_OWN = ("checkpointlocation", "queryname", "name")
 
 
 class LakeDataSource(DataSource):
-    """A table that a stream appends to. Options: format (delta, iceberg), path, partition_by, table, catalog."""
+    """A table that a stream appends to. Options: format, path, partition_by, table, catalog."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,8 +60,8 @@ class LakeWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
         unknown = [name for name in self._options if name not in (*_OPTIONS, *_SPARKS_OWN)]
-        if unknown or self._options.get("format") not in ("delta", "iceberg") or not self._options.get("path"):
-            told = f"there is no option {unknown[0]!r}" if unknown else "give format (delta or iceberg) and path"
+        if unknown or self._options.get("format") not in FORMATS or not self._options.get("path"):
+            told = f"there is no option {unknown[0]!r}" if unknown else f"give format ({', '.join(FORMATS)}) and path"
             raise InvalidOption(f"penstock_lake: {told}; there are: {', '.join(_OPTIONS[:5])}")
 
     def write(self, iterator: Iterator[Any]) -> Rows:
@@ -83,12 +89,15 @@ class LakeWriter(DataSourceStreamArrowWriter):
         conf = json.loads(options.get("conf", "{}"))
         path = location(options["path"], Path.cwd(), conf)
         rows = pa.concat_tables(tables)
+        partition_by = tuple(each for each in options.get("partition_by", "").split(",") if each)
         if options["format"] == "delta":
-            partition_by = tuple(each for each in options.get("partition_by", "").split(",") if each)
             append_delta(path, rows, written[0].query_id, batchId, partition_by, conf)
+        elif options["format"] == "iceberg":
+            name, catalog = options.get("table", "default.rows"), options.get("catalog")
+            append_iceberg(path, name, rows, written[0].query_id, batchId, partition_by, catalog, conf)
         else:
-            name = options.get("table", "default.rows")
-            append_iceberg(path, name, rows, written[0].query_id, batchId, options.get("catalog"), conf)
+            with Landing(Path(str(path))).opened(PATIENCE_S) as landing:
+                landing.land(rows, written[0].query_id, batchId, partition_by)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing was written."""
@@ -126,19 +135,11 @@ def append_delta(
     return True
 
 
-def append_iceberg(
-    warehouse: Path | RemotePath,
-    name: str,
-    table: Any,
-    query_id: str,
-    batch: int,
-    catalog: str | None = None,
-    conf: Mapping[str, str] | None = None,
-) -> bool:
-    """Append an Arrow table as this batch of this query to a table of a warehouse; False if it was there.
-
-    New columns are added. The catalogue is a file in the warehouse, unless `catalog` is the address of a database.
-    """
+@contextlib.contextmanager
+def open_iceberg(
+    warehouse: Path | RemotePath, catalog: str | None = None, conf: Mapping[str, str] | None = None
+) -> Iterator[Any]:
+    """The catalogue of a warehouse: a file in it, unless `catalog` is the address of a database."""
     try:
         from pyiceberg.catalog.sql import SqlCatalog
     except ModuleNotFoundError:
@@ -149,8 +150,32 @@ def append_iceberg(
     options = iceberg_options(conf or {}) if isinstance(warehouse, RemotePath) else {}
     opened = SqlCatalog("penstock", uri=catalog or f"sqlite:///{warehouse}/catalog.db", warehouse=place, **options)
     try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def append_iceberg(
+    warehouse: Path | RemotePath,
+    name: str,
+    table: Any,
+    query_id: str,
+    batch: int,
+    partition_by: tuple[str, ...] = (),
+    catalog: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> bool:
+    """Append an Arrow table as this batch of this query to a table of a warehouse; False if it was there.
+
+    New columns are added. A table that is new is partitioned by these columns.
+    """
+    with open_iceberg(warehouse, catalog, conf) as opened:
         opened.create_namespace_if_not_exists(name.rpartition(".")[0])
         found = opened.create_table_if_not_exists(name, schema=table.schema)
+        if partition_by and not found.spec().fields and found.current_snapshot() is None:
+            with found.update_spec() as update:
+                for column in partition_by:
+                    update.add_identity(column)
         if _iceberg_batch(found, query_id) >= batch:
             return False
         if set(table.schema.names) - set(found.schema().column_names):
@@ -158,8 +183,6 @@ def append_iceberg(
                 update.union_by_name(table.schema)
         found.append(table, snapshot_properties={_QUERY: query_id, _BATCH: str(batch)})
         return True
-    finally:
-        opened.close()
 
 
 def _iceberg_batch(table: Any, query_id: str) -> int:

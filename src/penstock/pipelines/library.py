@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.pipelines.definition import PARSE_FORMATS
@@ -44,6 +44,7 @@ class Running:
 
     pipeline: str
     read_queue: Callable[[str, Mapping[str, str]], Any] | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 running: contextvars.ContextVar[Running | None] = contextvars.ContextVar("penstock_pipeline", default=None)
@@ -65,7 +66,7 @@ def queue(*names: str, **options: Any) -> Any:
         return now.read_queue(",".join(names), given)
     from pyspark.sql import SparkSession
 
-    settings = {**_server(), **source_options(given), "groupIdPrefix": "pipeline"}
+    settings = {"groupIdPrefix": "pipeline", **_server(), **source_options(given)}
     return SparkSession.active().readStream.format("penstock").options(**settings).load()
 
 
@@ -75,7 +76,9 @@ def parameter(name: str, default: str | None = None) -> str:
     >>> parameter("within", "10 minutes")
     '10 minutes'
     """
-    given = os.environ.get(f"{PARAMETER}{name.upper()}", default)
+    now = running.get()
+    told = {} if now is None else now.parameters
+    given = told.get(name, os.environ.get(f"{PARAMETER}{name.upper()}", default))
     if given is None:
         raise ValueError(f"the parameter {name!r} has no value and no default: set {PARAMETER}{name.upper()}")
     return given
@@ -98,7 +101,8 @@ def queue_sink(topic: str | None = None, **options: str) -> dict[str, str]:
 def lake_sink(format: str, path: str, **options: str) -> dict[str, str]:
     """Options of a Delta or Iceberg table: `dp.create_sink(name, "penstock_lake", lake_sink("delta", "lake/orders"))`.
 
-    Each batch is in the table once. Options: `partition_by`; for Iceberg `table` and `catalog`.
+    Each batch is in the table once. Options: `partition_by`; for Iceberg `table` and `catalog`. The format parquet
+    gives files that any reader may read: what is there is whole. They have to be in a directory of this machine.
 
     >>> lake_sink("delta", "lake/orders", partition_by="day")
     {'format': 'delta', 'path': 'lake/orders', 'partition_by': 'day'}

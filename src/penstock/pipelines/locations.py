@@ -333,13 +333,18 @@ class RemoteLock:
 
 
 @contextlib.contextmanager
-def local_lock(path: Path, busy: str) -> Iterator[None]:
+def local_lock(path: Path, busy: str, patience_s: float = 0.0) -> Iterator[None]:
     """Nobody else on this machine holds this file while the block runs."""
+    give_up_s = time.monotonic() + patience_s
     with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AlreadyRunning(busy) from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= give_up_s:
+                    raise AlreadyRunning(busy) from None
+            time.sleep(0.02)
         yield
 
 

@@ -17,11 +17,12 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipelines.definition import (
+    LANDING,
     MATERIALIZED,
     Function,
     Output,
@@ -32,7 +33,7 @@ from penstock.pipelines.definition import (
     meant,
     number_of,
 )
-from penstock.pipelines.errors import InvalidDefinition, Place, Problem, SparkMissing
+from penstock.pipelines.errors import InvalidDefinition, Place, Problem, SparkMissing, first_line
 from penstock.pipelines.library import Running, running
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ class _Spark:
         return getattr(SparkSession.active(), name)
 
 
-def read_python(file: Path, name: str | None = None) -> Pipeline:
+def read_python(file: Path, name: str | None = None, parameters: Mapping[str, str] | None = None) -> Pipeline:
     """Run a file, and make a pipeline of what it has registered."""
-    return _pipeline([file], re.sub(r"[^A-Za-z0-9_-]", "-", name or file.stem)[:64], file, Settings())
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name or file.stem)[:64]
+    return _pipeline([file], plain, file, Settings(), parameters or {})
 
 
 def read_spec(file: Path) -> Pipeline:
@@ -93,7 +95,7 @@ def read_spec(file: Path) -> Pipeline:
         raise InvalidDefinition(problems)
     database = top.text("database") or top.text("schema")
     made = Settings(state=top.text("storage"), conf=configuration, database=database, **settings)
-    return _pipeline(files, top.text("name") or "", file, made)
+    return _pipeline(files, top.text("name") or "", file, made, {})
 
 
 def _libraries(file: Path, top: Keys, problems: list[Problem]) -> list[Path]:
@@ -118,13 +120,13 @@ def _libraries(file: Path, top: Keys, problems: list[Problem]) -> list[Path]:
     return files
 
 
-def _pipeline(files: list[Path], name: str, file: Path, settings: Settings) -> Pipeline:
+def _pipeline(files: list[Path], name: str, file: Path, settings: Settings, parameters: Mapping[str, str]) -> Pipeline:
     try:
         from pyspark.pipelines.graph_element_registry import graph_element_registration_context
     except ModuleNotFoundError:
         raise SparkMissing("a pipeline in Python needs Spark: pip install 'penstock[spark]'") from None
     registry = _registry()
-    token = running.set(Running(name))
+    token = running.set(Running(name, parameters=parameters))
     try:
         with graph_element_registration_context(registry):
             for each in files:
@@ -202,9 +204,10 @@ def _output(
     at, conf = _place(target), dict(flow.spark_conf)
     if isinstance(target, outputs.Sink):
         options = dict(target.options)
-        kind = {"penstock": "queue", "penstock_lake": options.get("format", "delta")}.get(target.format, target.format)
+        kind = {"penstock": "queue"}.get(target.format, target.format)
         if target.format == "penstock_lake":
-            options.pop("format", None)
+            kind = options.pop("format", "delta")
+            kind = LANDING if kind == "parquet" else kind
         place = options.pop("topic" if kind == "queue" else "path", "")
         partition_by = tuple(each for each in options.pop("partition_by", "").split(",") if each)
         return {flow.name: Output(flow.name, _place(flow), view, kind, place, options, partition_by, conf=conf)}
@@ -228,10 +231,6 @@ def _place(element: Any) -> Place:
     return Place(at.filename, at.line_number, element.name)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def _run(file: Path) -> None:
     """Run a file as `spark-pipelines` does: with a session in it called `spark`."""
     from unittest import mock
@@ -249,7 +248,7 @@ def _run(file: Path) -> None:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            told = f"{type(error).__name__}: {_first_line(error)}"
+            told = f"{type(error).__name__}: {first_line(error)}"
             raise InvalidDefinition([Problem(_where(error, file), told)]) from error
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State, last_number
 from penstock.pipelines.definition import MATERIALIZED, Pipeline, seconds_of
-from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Place, Problem, reason_of
+from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, Place, Problem, reason_of
 from penstock.pipelines.frames import Frames, check_partition_columns, table_path, writer_of
 from penstock.pipelines.locations import RemotePath
 from penstock.pipelines.progress import Batch, Display, QueryProgress
@@ -78,6 +78,8 @@ class Runner:
     """Set it to have it end without waiting for batches."""
     stop_s: float = STOP_S
     jitter: Callable[[], float] = random.random
+    on_batch: Callable[[], None] = lambda: None
+    """Called after each batch."""
 
     def __post_init__(self) -> None:
         self._queries = {name: _Running(QueryProgress(name)) for name in self.pipeline.queries}
@@ -89,6 +91,11 @@ class Runner:
         self._subscribed: set[str] = set()
         self._reads: dict[str, set[str]] = {}
         """For each query, the tables of the pipeline that it reads."""
+
+    @property
+    def progress(self) -> list[QueryProgress]:
+        """How far each query is."""
+        return [each.progress for each in self._queries.values()]
 
     def run(self) -> Outcome:
         """Run to the end. `InvalidDefinition` if Spark finds that it cannot be."""
@@ -164,7 +171,7 @@ class Runner:
                 failed = self._look_at(each)
                 if failed is not None:
                     return failed
-            self.display.refresh([each.progress for each in self._queries.values()])
+            self.display.refresh(self.progress)
             if time.monotonic() >= self._status_due_s:
                 self._say("running")
             if all(each.progress.state == DONE for each in running):
@@ -186,7 +193,8 @@ class Runner:
         if self._is_run:
             self.state.accept_queues(name, frames.subscribed)
         writer = writer.queryName(f"{self.pipeline.name}.{name}").option("checkpointLocation", str(checkpoint))
-        interval_ms = round(1000 * (seconds_of(self.pipeline.settings.trigger) or 1.0))
+        interval_s = seconds_of(self.pipeline.settings.trigger)
+        interval_ms = round(1000 * (1.0 if interval_s is None else interval_s))
         trigger = {"availableNow": True} if self.once else {"processingTime": f"{interval_ms} milliseconds"}
         return writer.trigger(**trigger)
 
@@ -254,6 +262,7 @@ class Runner:
             if running.progress.saw(batch):
                 self.display.batch(running.progress, batch)
                 self._status_due_s = 0.0
+                self.on_batch()
 
     def _failed(self, running: _Running, reason: str) -> Outcome | None:
         progress, settings = running.progress, self.pipeline.settings
@@ -309,11 +318,11 @@ class Runner:
             "pid": os.getpid(),
             "started_at": self._started_at,
             "updated_at": time.time(),
-            "queries": [each.progress.status() for each in self._queries.values()],
+            "queries": [each.status() for each in self.progress],
         }
         self.state.write_status(status)
         self._reports.tell(status)
-        self.display.refresh([each.progress for each in self._queries.values()])
+        self.display.refresh(self.progress)
 
 
 @contextlib.contextmanager
@@ -338,79 +347,3 @@ def _plain_report(report: Any) -> dict[str, Any]:
 def is_complete(checkpoint: Path | RemotePath) -> bool:
     """Whether every batch that was begun is done. (A query whose thread died of an error in Java reports none.)"""
     return last_number(checkpoint / "offsets") <= last_number(checkpoint / "commits")
-
-
-# -- one stream --------------------------------------------------------------------------------------------------------
-
-STREAM_LOOK_S = 0.05
-STREAM_STOP_S = 20.0
-
-
-@dataclass(frozen=True)
-class Followed:
-    """What a stream has done."""
-
-    rows: int
-    batches: int
-    stopped: bool = False
-    """It was told to stop before its end."""
-
-
-def run_stream(
-    writer: Any,
-    name: str,
-    checkpoint: Path,
-    *,
-    once: bool,
-    every: str,
-    display: Display | None = None,
-    stop: threading.Event | None = None,
-) -> Followed:
-    """Start a stream, and wait for its end; `PipelineFailed`, in one line, if it fails.
-
-    When `stop` is set, it ends after its current batch. A stream whose thread died of an error of Java's own (memory,
-    files) reports none: the checkpoint shows it.
-    """
-    trigger = {"availableNow": True} if once else {"processingTime": every}
-    try:
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
-    except Exception as error:
-        raise PipelineFailed(f"{name}: {reason_of(error)}") from error
-    progress = QueryProgress(name, state="running")
-    told_s: float | None = None
-    is_stopped = False
-    try:
-        while query.isActive:
-            _take(query, progress, display)
-            if stop is not None and stop.is_set():
-                told_s = told_s or time.monotonic()
-                if not query.status["isTriggerActive"] or time.monotonic() > told_s + STREAM_STOP_S:
-                    query.stop()
-                    is_stopped = True
-                    break
-            with contextlib.suppress(Exception):  # it is looked at below
-                query.awaitTermination(STREAM_LOOK_S)
-        _take(query, progress, display)
-        failure = None if is_stopped else query.exception()
-        if failure is not None:
-            raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
-        if not is_stopped and not is_complete(checkpoint):
-            text = "it ended in the middle of a batch; Spark's log says why. Run it again to go on"
-            raise PipelineFailed(f"{name}: {text}")
-    finally:
-        query.stop()
-    return Followed(progress.rows, progress.batches, is_stopped)
-
-
-def _take(query: Any, progress: QueryProgress, display: Display | None) -> None:
-    for report in query.recentProgress:
-        batch = Batch.of(_plain_report(report))
-        if progress.saw(batch) and display is not None:
-            display.batch(progress, batch)
-    if display is not None:
-        display.refresh([progress])
-
-
-def tell(display: Display | None) -> Callable[[str], None]:
-    """Somewhere to say things."""
-    return (lambda text: None) if display is None else display.note

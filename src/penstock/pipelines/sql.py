@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.pipelines.errors import reason_of
+from penstock.pipelines.errors import first_line, reason_of
 from penstock.pipelines.where import Where
 
 SCHEMA_NOTE = "a queue has the columns key, value (bytes: cast(value as string)), topic, partition, offset, timestamp"
@@ -34,7 +34,7 @@ def frame_of(spark: Any, sql: str, where: Where) -> Any:
             reader.load().createOrReplaceTempView(name)
         return spark.sql(rewritten)
     except AnalysisException as error:
-        raise InvalidRequest(f"{_first_line(error)} ({SCHEMA_NOTE})") from None
+        raise InvalidRequest(f"{first_line(error)} ({SCHEMA_NOTE})") from None
 
 
 def rows_of(frame: Any) -> Iterator[dict[str, Any]]:
@@ -59,10 +59,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 # -- names in SQL ------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 import penstock
 from penstock.core.storage.chunk import Chunk
-from penstock.pipelines.ready.landing import Landing
+from penstock.pipelines.landing import Landing
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from penstock.core.errors import InvalidRequest, NotFound
-from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint, PipelineFailed
-from penstock.pipelines.ready.archive import archive, compact_iceberg, read_archive
-from penstock.pipelines.ready.landing import Landing
+from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint, InvalidDefinition, PipelineFailed
+from penstock.pipelines.landing import Landing
+from penstock.pipelines.ready.archives import compact_iceberg, read_archive
 from penstock.pipelines.where import Where
+from tests.pipelines.ready.running import archive
 from tests.spark.running import Queues
 
 
@@ -27,7 +32,7 @@ def test_every_message_is_archived_once_however_often_it_runs(
     spark: Any, queues: Queues, where: Where, archive_path: Path, format: str
 ) -> None:
     names = [queues.send(1_000, "a"), queues.send(500, "b", start=5_000)]
-    assert archive(spark, where, archive_path, names, format=format, batch_messages=600).rows == 1_500
+    assert archive(spark, where, archive_path, names, format=format, batch=600).rows == 1_500
     queues.send(200, "a", start=1_000)
     assert archive(spark, where, archive_path, names, format=format).rows == 200
     assert archive(spark, where, archive_path, names, format=format).rows == 0
@@ -38,8 +43,6 @@ def test_every_message_is_archived_once_however_often_it_runs(
 def test_the_files_lie_by_queue_and_date_and_other_readers_see_the_rows(
     spark: Any, queues: Queues, where: Where, archive_path: Path
 ) -> None:
-    import pyarrow.dataset as ds
-
     name = queues.send(100, groups=b"g")
     archive(spark, where, archive_path, [name])
     assert [each.name for each in archive_path.iterdir() if not each.name.startswith("_")] == [f"queue={name}"]
@@ -54,7 +57,7 @@ def test_small_files_are_joined_and_no_row_is_lost(
     spark: Any, queues: Queues, where: Where, archive_path: Path
 ) -> None:
     name = queues.send(1_000)
-    done = archive(spark, where, archive_path, [name], batch_messages=100, compact=False)
+    done = archive(spark, where, archive_path, [name], batch=100, join=False)
     assert (done.batches, done.joined) == (10, 0)
     landing = Landing(archive_path)
     assert len(landing.files()) == 10
@@ -69,7 +72,7 @@ def test_small_files_of_an_iceberg_table_are_joined_and_no_row_is_lost(
     spark: Any, queues: Queues, where: Where, archive_path: Path
 ) -> None:
     names = [queues.send(1_000), queues.send(300, "few", start=5_000)]
-    archive(spark, where, archive_path, names, format="iceberg", batch_messages=100, compact=False)
+    archive(spark, where, archive_path, names, format="iceberg", batch=100, join=False)
     assert compact_iceberg(archive_path, small_bytes=1) == 0, "nothing is that small"
     joined = archive(spark, where, archive_path, names, format="iceberg").joined
     assert joined >= 8
@@ -85,23 +88,38 @@ def test_small_files_of_an_iceberg_table_are_joined_and_no_row_is_lost(
 def test_a_batch_that_is_done_again_is_there_once(spark: Any, queues: Queues, where: Where, archive_path: Path) -> None:
     """The driver dies after a batch has landed and before Spark has noted it: the same batch comes again."""
     name = queues.send(300)
-    archive(spark, where, archive_path, [name], batch_messages=100, compact=False)
-    commits = archive_path / "_penstock" / "checkpoint" / "commits"
+    archive(spark, where, archive_path, [name], batch=100, join=False)
+    commits = archive_path / "_penstock" / "state" / "checkpoints" / "archive" / "commits"
     for file in commits.glob("*2*"):
         file.unlink()
-    archive(spark, where, archive_path, [name], compact=False)
+    archive(spark, where, archive_path, [name], join=False)
     assert numbers(spark, archive_path) == list(range(300))
 
 
-def test_a_batch_is_all_there_or_not_at_all_wherever_its_process_was_killed(spark: Any, tmp_path: Path) -> None:
-    frame = spark.range(100).selectExpr("id", "id % 4 as part").coalesce(1)
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
+def test_an_archive_of_an_earlier_build_goes_on(
+    spark: Any, queues: Queues, where: Where, archive_path: Path, format: str
+) -> None:
+    """Its checkpoint was in another place."""
+    name = queues.send(300)
+    archive(spark, where, archive_path, [name], format=format, batch=100, join=False)
+    own = archive_path / "_penstock"
+    (own / "state" / "checkpoints" / "archive").rename(own / "checkpoint")
+    shutil.rmtree(own / "state")
+    queues.send(50, start=300)
+    assert archive(spark, where, archive_path, [name], format=format).rows == 50
+    assert numbers(spark, archive_path) == list(range(350))
+
+
+def test_a_batch_is_all_there_or_not_at_all_wherever_its_process_was_killed(tmp_path: Path) -> None:
+    table = pa.table({"id": range(100), "part": [each % 4 for each in range(100)]})
     for kill_after in range(8):
         path = tmp_path / str(kill_after)
-        moved = _land_until(path, frame, kill_after)
+        moved = _land_until(path, table, kill_after)
         with Landing(path).opened() as landing:
-            landing.land(frame, "query", 0, ("part",))
+            landing.land(table, "query", 0, ("part",))
             assert landing.last_batch("query") == 0
-        assert spark.read.parquet(str(path)).count() == 100
+        assert ds.dataset([str(file) for file in landing.files()]).count_rows() == 100
         assert not list((path / "_penstock" / "stage").iterdir())
         assert not list((path / "_penstock" / "plans").iterdir())
         if moved:
@@ -109,11 +127,30 @@ def test_a_batch_is_all_there_or_not_at_all_wherever_its_process_was_killed(spar
     pytest.fail("the landing never came to its end")
 
 
+def test_a_batch_waits_for_another_writer_of_its_directory_and_not_for_ever(tmp_path: Path) -> None:
+    with Landing(tmp_path).opened():
+        with pytest.raises(AlreadyRunning, match="another process writes to"), Landing(tmp_path).opened(0.05):
+            pass
+        ended: list[bool] = []
+
+        def land() -> None:
+            with Landing(tmp_path).opened(30) as landing:
+                landing.land(pa.table({"id": [1]}), "query", 0, ())
+            ended.append(True)
+
+        thread = threading.Thread(target=land)
+        thread.start()
+        thread.join(0.1)
+        assert not ended
+    thread.join(30)
+    assert ended and len(Landing(tmp_path).files()) == 1
+
+
 class _Killed(BaseException):
     pass
 
 
-def _land_until(path: Path, frame: Any, steps: int) -> bool:
+def _land_until(path: Path, table: Any, steps: int) -> bool:
     """Land a batch, and be killed at the n-th file that is moved; True if it came to its end."""
     import os
     from unittest.mock import patch
@@ -126,9 +163,9 @@ def _land_until(path: Path, frame: Any, steps: int) -> bool:
         left[0] -= 1
         real(*args)
 
-    with Landing(path).opened() as landing, patch("penstock.pipelines.ready.landing.os.replace", replace):
+    with Landing(path).opened() as landing, patch("penstock.pipelines.landing.os.replace", replace):
         try:
-            landing.land(frame, "query", 0, ("part",))
+            landing.land(table, "query", 0, ("part",))
             return True
         except _Killed:
             return False
@@ -152,12 +189,12 @@ def test_one_process_at_a_time_archives_to_a_directory(
 
 
 def test_what_is_wrong_is_said(spark: Any, queues: Queues, where: Where, archive_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="use one of parquet, delta, iceberg"):
+    with pytest.raises(InvalidDefinition, match=r"archive.py:\d+: .*use one of parquet, delta, iceberg"):
         archive(spark, where, archive_path, ["a"], format="csv")
-    with pytest.raises(InvalidRequest, match="names of queues, or a pattern"):
+    with pytest.raises(InvalidDefinition, match="names of queues, or a pattern"):
         archive(spark, where, archive_path)
-    with pytest.raises(InvalidRequest, match="needs a server"):
-        archive(spark, Where(data="data"), archive_path, ["a"])
+    with pytest.raises(InvalidRequest, match="s3a://bucket/archive: this table has to be in a directory"):
+        archive(spark, where, Path("s3a://bucket/archive"), ["a"])
     with pytest.raises(PipelineFailed, match=r"archive: .*nosuch"):
         archive(spark, where, archive_path, ["nosuch"])
     with pytest.raises(NotFound, match="is no archive"):

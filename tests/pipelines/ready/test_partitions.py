@@ -15,13 +15,13 @@ import penstock
 from penstock.pipelines.ready import replay as replay_module
 from penstock.pipelines.ready.redrive import redrive
 from penstock.pipelines.ready.replay import replay
-from penstock.pipelines.ready.rollup import EVENTS_QUEUE, rollup
 from penstock.pipelines.where import Where as PipelinesWhere
 from penstock.spark.options import Where as ConnectorWhere
 from penstock.spark.place import Range
 from penstock.spark.server import ServerPlace
 from penstock.wire.arrow import BASE_COLUMNS
 from tests.compat.server import Server, serving, until
+from tests.pipelines.ready.running import EVENTS_QUEUE, rollup
 from tests.spark.test_partitions import GROUPS, PARTITIONS, WideQueues
 
 MESSAGES = 210

@@ -13,10 +13,10 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.ready import replay as module
-from penstock.pipelines.ready.archive import archive
 from penstock.pipelines.ready.replay import replay
 from penstock.pipelines.where import Where
 from tests.compat.server import until
+from tests.pipelines.ready.running import archive
 from tests.spark.running import Queues
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,10 @@ import penstock
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint
 from penstock.pipelines.ready.report import QueueHistory, Series, _with_silence, lines_svg, page, report
-from penstock.pipelines.ready.rollup import EVENTS_QUEUE, STORED, rollup, windows_of
+from penstock.pipelines.ready.windows import STORED, windows_of
 from penstock.pipelines.where import Where
 from tests.compat.server import Server, until
+from tests.pipelines.ready.running import EVENTS_QUEUE, rollup
 from tests.spark.running import Queues
 
 
@@ -98,6 +100,10 @@ def test_late_events_change_their_window(spark: Any, ps: Any, queues: Queues, wh
     ps.queue(queue).send_many([json.dumps(sent | {"count": 2}), "this is no event", json.dumps({"x": 1})])
     assert rollup(spark, where, tmp_path, queue=queue).dates == 1
     assert [row.sent for row in windows(spark, tmp_path, "q")] == [7]
+    shutil.move(tmp_path / "_penstock" / "checkpoints" / "events", tmp_path / "events" / "_penstock" / "checkpoint")
+    ps.queue(queue).send(json.dumps(sent | {"count": 1}))
+    assert rollup(spark, where, tmp_path, queue=queue).events == 1, "a table of an earlier build goes on"
+    assert [row.sent for row in windows(spark, tmp_path, "q")] == [8]
     with pytest.raises(IncompatibleCheckpoint, match="has windows of 1 minute"):
         rollup(spark, where, tmp_path, queue=queue, window="5 minutes")
 

@@ -14,7 +14,7 @@ from penstock.pipelines.definition import Pipeline
 from penstock.pipelines.errors import InvalidDefinition
 from penstock.pipelines.library import PARAMETER
 from penstock.pipelines.python_file import read_python
-from penstock.pipelines.ready import READY
+from penstock.pipelines.ready import FILES
 from penstock.pipelines.runner import Runner
 from penstock.pipelines.where import Where
 from tests.pipelines.running import Noted
@@ -30,7 +30,7 @@ def no_parameters_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def told(monkeypatch: pytest.MonkeyPatch, ready: str, **parameters: str) -> Pipeline:
     for name, value in parameters.items():
         monkeypatch.setenv(f"{PARAMETER}{name.strip('_').upper()}", value)
-    return read_python(READY[ready].file)
+    return read_python(FILES[ready])
 
 
 def run(spark: Any, where: Where, pipeline: Pipeline, directory: Path) -> None:

@@ -29,7 +29,6 @@ from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.errors import reason_of
 from penstock.pipelines.progress import Display
-from penstock.pipelines.runner import tell
 
 VIEW = "dead_letters"
 PAGE = 1_000
@@ -119,7 +118,8 @@ def _send(
         sequences = sorted(row["sequence"] for row in chosen if row["queue"] == queue)
         started = ps.redrive(queue, to=to, ids=sequences, rate=rate)
         while (task := started.wait(timeout=_LOOK_S)).status == "running":
-            tell(display)(f"redrive: {queue}: {task.moved + task.skipped} of {task.to_move}")
+            if display is not None:
+                display.note(f"redrive: {queue}: {task.moved + task.skipped} of {task.to_move}")
             if stop.is_set():
                 started.cancel()
         moved += task.moved

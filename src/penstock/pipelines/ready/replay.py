@@ -22,9 +22,9 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.errors import PipelineFailed, reason_of
+from penstock.pipelines.landing import write_json
 from penstock.pipelines.progress import Batch, Display, QueryProgress
-from penstock.pipelines.ready.archive import read_archive
-from penstock.pipelines.ready.landing import write_json
+from penstock.pipelines.ready.archives import read_archive
 from penstock.pipelines.where import Where
 from penstock.spark.options import Where as ConnectorWhere
 from penstock.spark.rows import Pieces, Rows, publish

@@ -1,6 +1,6 @@
 """Rows land in directories of Parquet files: each batch once, also when the process is killed at any moment.
 
-How it works. A batch is written by Spark to a directory of its own under `_penstock/stage`. Then a *plan* is written:
+How it works. A batch is written to a directory of its own under `_penstock/stage`. Then a *plan* is written:
 which file moves where, which files go, and what is done with that. From then on the plan is followed, by this process
 or, after a crash, by the next one: moving what was moved and deleting what is gone do nothing. A batch without a plan
 never happened, and its stage is swept away. File names begin with `_` or are complete Parquet files, so that readers
@@ -18,7 +18,6 @@ Who reads at the very moment in which such a plan is followed may see the rows o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -27,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.pipelines.errors import AlreadyRunning
-from penstock.pipelines.locations import local
+from penstock.pipelines.locations import local, local_lock
 
 OWN = "_penstock"
 SMALL_BYTES = 32 * 1024 * 1024
@@ -37,6 +35,8 @@ SMALL_FILES = 8
 """...once a directory has so many of them..."""
 JOINED_BYTES = 128 * 1024 * 1024
 """...to files of about this size."""
+_SPARKS: dict[str, Any] = {"compression": "snappy", "use_deprecated_int96_timestamps": True}
+"""Files as Spark writes them."""
 
 
 class Landing:
@@ -50,15 +50,12 @@ class Landing:
         self._done = self.own / "done.json"
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Landing]:
+    def opened(self, patience_s: float = 0.0) -> Iterator[Landing]:
         """Hold the directory; finish what a process that was killed has begun."""
         for each in (self._stage, self._plans):
             each.mkdir(parents=True, exist_ok=True)
-        with (self.own / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise AlreadyRunning(f"another process writes to {self.path}: wait until it has ended") from None
+        busy = f"another process writes to {self.path}: wait until it has ended"
+        with local_lock(self.own / "lock", busy, patience_s):
             self.recover()
             yield self
 
@@ -71,22 +68,21 @@ class Landing:
 
     # -- batches --
 
-    def land(self, frame: Any, query: str, batch: int, partition_by: Sequence[str]) -> list[Path]:
-        """Add the rows of a batch. Returns the directories that got some; none if the batch has landed before."""
+    def land(self, table: Any, query: str, batch: int, partition_by: Sequence[str]) -> None:
+        """Add the rows of a batch (an Arrow table), unless it has landed before."""
         if self.last_batch(query) >= batch:
-            return []
-        stage = self._write(frame, f"{query}-{batch}", partition_by)
+            return
+        stage = self._write(table, f"{query}-{batch}", partition_by)
         moves = []
         for number, file in enumerate(sorted(stage.rglob("*.parquet"))):
             target = self.path / file.parent.relative_to(stage) / f"{query[:12]}-{batch:08}-{number}.parquet"
             moves.append((file, target))
         self._plan(f"{query}-{batch}", moves, [], (query, batch))
-        return sorted({target.parent for _, target in moves})
 
-    def replace(self, frame: Any, directories: Sequence[Path], partition_by: Sequence[str]) -> None:
-        """Put the rows of a frame in the place of all that is in some directories."""
+    def replace(self, table: Any, directories: Sequence[Path], partition_by: Sequence[str]) -> None:
+        """Put the rows of an Arrow table in the place of all that is in some directories."""
         name = uuid.uuid4().hex
-        stage = self._write(frame, name, partition_by)
+        stage = self._write(table, name, partition_by)
         moves = [
             (file, self.path / file.parent.relative_to(stage) / f"{name[:12]}-{number}.parquet")
             for number, file in enumerate(sorted(stage.rglob("*.parquet")))
@@ -102,10 +98,16 @@ class Landing:
         found: dict[str, int] = json.loads(self._done.read_text()) if self._done.exists() else {}
         return found
 
-    def _write(self, frame: Any, name: str, partition_by: Sequence[str]) -> Path:
+    def _write(self, table: Any, name: str, partition_by: Sequence[str]) -> Path:
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
         stage = self._stage / name
         shutil.rmtree(stage, ignore_errors=True)
-        frame.write.partitionBy(*partition_by).parquet(str(stage))
+        columns = pa.schema([table.schema.field(each) for each in partition_by])
+        parted = ds.partitioning(columns, flavor="hive") if partition_by else None
+        settings = ds.ParquetFileFormat().make_write_options(**_SPARKS)
+        ds.write_dataset(table, stage, format="parquet", partitioning=parted, file_options=settings)
         return stage
 
     # -- plans --
@@ -165,9 +167,7 @@ class Landing:
         name = uuid.uuid4().hex
         joined = self._stage / name / "joined.parquet"
         joined.parent.mkdir()
-        # Times as Spark writes them: pyarrow's own (INT64, nanoseconds) it does not read.
-        settings = {"compression": "snappy", "use_deprecated_int96_timestamps": True}
-        with pq.ParquetWriter(joined, pq.read_schema(files[0]), **settings) as writer:
+        with pq.ParquetWriter(joined, pq.read_schema(files[0]), **_SPARKS) as writer:
             for file in files:
                 writer.write_table(pq.ParquetFile(file).read())
         self._plan(name, [(joined, directory / f"joined-{name[:12]}.parquet")], files, None)
