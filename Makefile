@@ -161,6 +161,7 @@ cluster-soak: $(INSTALLED) ## Break nodes, servers (Kafka's with its default set
 	$(BIN)/python -m bench.broker_loss
 	$(BIN)/python -m bench.broker_loss --how pause
 	$(BIN)/python -m bench.failover --pauses
+	$(BIN)/python -m bench.failover --pauses --target 3 --more 'proof_s = 0.5'
 	$(BIN)/python -m bench.failover --how stop
 	$(BIN)/python -m tests.cluster.placement.test_balance_day
 

@@ -30,7 +30,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import penstock
 from bench.measure import at_most, report, table
-from tests.cluster.nodes import ProcessNode
+from tests.cluster.nodes import ProcessNode, bare_settings
 from tools.debian import program
 from tools.kafka import DEFAULT_SETTINGS, KafkaCluster, free_ports
 
@@ -45,27 +45,6 @@ HEALTH_S_MAX = 2.0
 TARGET = 1.2
 NATIVE, BOTO3, BALANCED, PYTHON = "native producer", "boto3", "boto3 through HAProxy", "Python client"
 KINDS = (NATIVE, BOTO3, BALANCED, PYTHON)
-
-
-def settings(kafka: KafkaCluster, node: str, data: Path, more: str) -> str:
-    """A penstock.toml that says nothing about time."""
-    return f"""
-[server]
-data = "{data}"
-engine = "kafka"
-sqs_port = 0
-http_port = 0
-nsq_tcp_port = 0
-nsq_http_port = 0
-[cluster]
-name = "loss"
-shards = {SHARDS}
-node = "{node}"
-link_port = 0
-[kafka]
-bootstrap = "{kafka.bootstrap}"
-{more}
-"""
 
 
 class Sender(threading.Thread):
@@ -199,7 +178,10 @@ def measure(directory: Path, how: str, victim: int | None, more: str) -> bool:
         kafka = KafkaCluster(3, properties=DEFAULT_SETTINGS)
         stack.callback(kafka.close)
         nodes = [
-            ProcessNode.with_settings(name, directory, settings(kafka, name, directory / name, more)) for name in NODES
+            ProcessNode.with_settings(
+                name, directory, bare_settings(kafka, "loss", name, directory / name, SHARDS, kafka_more=more)
+            )
+            for name in NODES
         ]
         for node in nodes:
             stack.callback(node.kill)

@@ -3,9 +3,10 @@
 Three brokers with Kafka's own default settings, N nodes with Penstock's, all processes. A node is killed with SIGKILL
 (the controller first, then each in turn), started again, and so on. At another node somebody sends to a queue in each
 of its shards: the time until the first send to each was confirmed is told, and of these the longest. With `--how stop`
-the node stands still instead (SIGSTOP), until its shards were taken over. `--pauses` stops every node and every broker
-for two seconds each, and counts shards that move: none should. `--against DIR` does the same with the sources of
-another build first.
+the node stands still instead (SIGSTOP), until its shards were taken over. `--pauses` has a node that owns shards, the
+controller, the broker that leads the partitions topic and another broker stand still (SIGSTOP), for 0.5 to 8 s each,
+while clients send to every shard, and counts shards that move: none should because of two seconds, and none because of
+a broker. `--against DIR` does the same with the sources of another build first.
 """
 
 from __future__ import annotations
@@ -19,55 +20,67 @@ import tempfile
 import threading
 import time
 import urllib.parse
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
+
+from confluent_kafka.admin import AdminClient
 
 import penstock
+from bench.broker_loss import Sender
 from bench.measure import report, table
 from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.routing.placement import shards_of
 from penstock.server.settings import parse
-from tests.cluster.nodes import ProcessNode, until
+from tests.cluster.nodes import ProcessNode, bare_settings, until
 from tools.kafka import DEFAULT_SETTINGS, KafkaCluster
 
 SHARDS = 12
 PAUSE_S = 2.0
+"""A node that stands still for so long keeps its shards."""
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+SETTLE_S = 6.0
+"""After a pause: what comes of it, comes within this time."""
+OWNER, CONTROLLER, LEADER, OTHER = "node with shards", "controller", "broker: the topic's leader", "broker: another"
+BROKERS = (LEADER, OTHER)
 PATIENCE_S = 90.0
 ATTEMPT_S = 3.0
 
 
-def settings(kafka: KafkaCluster, cluster: str, node: str, data: Path, more: str) -> str:
-    """A penstock.toml that says nothing about time, unless `more` does."""
-    return f"""
-[server]
-data = "{data}"
-engine = "kafka"
-sqs_port = 0
-http_port = 0
-nsq_tcp_port = 0
-nsq_http_port = 0
-[kafka]
-bootstrap = "{kafka.bootstrap}"
-[cluster]
-name = "{cluster}"
-shards = {SHARDS}
-node = "{node}"
-link_port = 0
-{more}
-"""
+class Pause(NamedTuple):
+    """Somebody stood still for a while: what came of it."""
+
+    role: str
+    seconds: float
+    moved: int
+    """Shards that got another owner."""
+    gap_s: float
+    """The longest time in which sends to one of the shards, at a node that went on, were not confirmed."""
+    errors: int
+
+    @property
+    def is_false(self) -> bool:
+        """Whether shards moved that had better stayed: of a node that was soon back, or that never stood still."""
+        return bool(self.moved) and (self.role in BROKERS or self.seconds <= PAUSE_S)
 
 
 class Nodes:
     """The nodes of one build."""
 
     def __init__(self, kafka: KafkaCluster, cluster: str, count: int, directory: Path, more: str, source: str) -> None:
-        self._texts = {f"n{at}": settings(kafka, cluster, f"n{at}", directory / f"n{at}", more) for at in range(count)}
+        names = [f"n{at}" for at in range(count)]
+        self._texts = {
+            name: bare_settings(kafka, cluster, name, directory / name, SHARDS, cluster_more=more) for name in names
+        }
         self.nodes = {name: ProcessNode.with_settings(name, directory, text) for name, text in self._texts.items()}
         for node in self.nodes.values():
             node.environment = dict(os.environ, PYTHONPATH=source)
         options = parse(self._texts["n0"]).kafka_options()
         self._options = options
         self.queues = self._queue_of_each_shard()
+        self.back_s: list[float] = []
+        """For each node that was started again, how long it took after that until it had its share."""
 
     @staticmethod
     def _queue_of_each_shard() -> dict[int, str]:
@@ -125,6 +138,17 @@ class Nodes:
         assert shards and not missing, f"shards {missing} of {victim} were not served in {PATIENCE_S:g} s"
         return min(took_s.values()), max(took_s.values())
 
+    def _back_s(self, node: ProcessNode) -> float:
+        """How long after it was ready a node that was started again served about its share, by its own metrics."""
+        began_s, share = time.monotonic(), max(1, SHARDS // len(self.nodes) - 1)
+
+        def serves_its_share() -> bool:
+            with urllib.request.urlopen(f"{node.listening['http']['url']}/metrics", timeout=ATTEMPT_S) as answer:
+                return bool(answer.read().count(b"\npenstock_shard_epoch{") >= share)
+
+        until(serves_its_share, "its share", PATIENCE_S)
+        return time.monotonic() - began_s
+
     def _send(self, address: str, shard: int, began_s: float, took_s: dict[int, float]) -> None:
         while time.monotonic() - began_s < PATIENCE_S:
             connection = http.client.HTTPConnection(address, timeout=ATTEMPT_S)
@@ -162,31 +186,94 @@ class Nodes:
             )
             if how == "kill":
                 self.nodes[victim].start()
+                self.back_s.append(self._back_s(self.nodes[victim]))
             self.until_even()
         return found
 
-    def moves_of_pauses(self, kafka: KafkaCluster, brokers: int) -> dict[str, int]:
-        """Every node and every broker stands still for a moment, one after the other: how many shards that moved."""
-        found = {}
-        for name in (*self.nodes, *(f"broker {number}" for number in range(brokers))):
-            before = self.owners()
-            if name in self.nodes:
-                self.nodes[name].signal(signal.SIGSTOP)
-                time.sleep(PAUSE_S)
-                self.nodes[name].signal(signal.SIGCONT)
-            else:
-                kafka.pause(int(name.split()[1]))
-                time.sleep(PAUSE_S)
-                kafka.resume(int(name.split()[1]))
-            time.sleep(6.0)
-            after = self.owners()
-            found[name] = sum(before[shard] != after[shard] for shard in before)
-            print(f"  {name} stood still for {PAUSE_S:g} s: {found[name]} shards moved", flush=True)
+    def moves(self, count: int) -> list[float]:
+        """How long it takes, each time, until another node serves a shard that somebody moves by hand."""
+        found = []
+        for shard in range(count):
+            server = self.owners()[shard][0]
+            target = next(name for name in self.nodes if name != server)
+            began_s = time.monotonic()
+            self.look().move(shard, target)
+            while self.owners()[shard][0] != target:
+                assert time.monotonic() - began_s < PATIENCE_S, f"shard {shard} did not move to {target}"
+                time.sleep(0.05)
+            found.append(time.monotonic() - began_s)
+            self.look().move(shard, None)
+        self.until_even()
         return found
+
+    def memory_mb(self) -> list[float]:
+        """Of each node's process."""
+        return [node.memory_mb for node in self.nodes.values() if node.is_running]
+
+    def pauses(self, kafka: KafkaCluster) -> list[Pause]:
+        """Everybody who matters stands still, for longer and longer."""
+        found = []
+        for seconds in PAUSES_S:
+            for role in (OWNER, CONTROLLER, LEADER, OTHER):
+                found.append(self._pause(kafka, role, seconds))
+                print(f"  {found[-1]}", flush=True)
+                if found[-1].moved:
+                    self.until_even()
+        return found
+
+    def _pause(self, kafka: KafkaCluster, role: str, seconds: float) -> Pause:
+        controller, leader = self.controller(), self._leader(kafka)
+        owner, witness = [name for name in self.nodes if name != controller][:2]
+        before = self.owners()
+        with penstock.connect(self.nodes[witness].listening["http"]["url"]) as ps:
+            senders = [Sender(name, ps.queue(name).send, name) for name in self.queues.values()]
+            for sender in senders:
+                sender.start()
+            time.sleep(1.0)
+            began_s = time.monotonic()
+            if role in BROKERS:
+                broker = leader if role == LEADER else (leader + 1) % 3
+                kafka.pause(broker)
+                time.sleep(seconds)
+                kafka.resume(broker)
+            else:
+                node = self.nodes[controller if role == CONTROLLER else owner]
+                node.signal(signal.SIGSTOP)
+                time.sleep(seconds)
+                node.signal(signal.SIGCONT)
+            time.sleep(SETTLE_S)
+            gap_s = max(sender.pause_s(began_s) for sender in senders)
+            for sender in senders:
+                sender.stopping.set()
+            for sender in senders:
+                sender.join(PATIENCE_S)
+        after = self.owners()
+        moved = sum(before[shard] != after[shard] for shard in before)
+        return Pause(role, seconds, moved, gap_s, sum(len(sender.errors) for sender in senders))
+
+    def _leader(self, kafka: KafkaCluster) -> int:
+        topic = self._options.partitions_topic
+        found = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(topic, timeout=30.0).topics[topic]
+        return int(found.partitions[0].leader)
 
     def close(self) -> None:
         for node in self.nodes.values():
             node.kill()
+
+
+def _matrix(paused: list[Pause]) -> list[list[str]]:
+    """A row for each role: shards that moved, the gap, the errors."""
+    return [
+        [
+            role,
+            *(
+                f"{it.moved} moved{' FALSELY' if it.is_false else ''}, gap {it.gap_s:.1f} s, {it.errors} errors"
+                for it in paused
+                if it.role == role
+            ),
+        ]
+        for role in (OWNER, CONTROLLER, LEADER, OTHER)
+    ]
 
 
 def main() -> None:
@@ -195,6 +282,7 @@ def main() -> None:
     parser.add_argument("--how", choices=("kill", "stop"), default="kill")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--moves", type=int, default=0, help="time so many moves by hand first")
     parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--more", default="", help="more lines of the nodes' [cluster] section")
     parser.add_argument("--against", type=Path, help="the src directory of another build, to compare with")
@@ -206,7 +294,7 @@ def main() -> None:
     builds = {"before": str(given.against)} if given.against else {}
     if not given.only:
         builds["now"] = own
-    rows, is_met = [], True
+    rows, is_met, paused = [], True, list[Pause]()
     with ExitStack() as stack:
         directory = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-failover-")))
         kafka = KafkaCluster(3, properties=DEFAULT_SETTINGS)
@@ -218,24 +306,34 @@ def main() -> None:
             try:
                 nodes.start()
                 print(f"{build}:", flush=True)
+                moves_s = nodes.moves(given.moves)
                 found = nodes.kills(given.kills, given.how)
-                moved = nodes.moves_of_pauses(kafka, 3) if given.pauses and build == "now" else {}
+                memory_mb = nodes.memory_mb()
+                paused = nodes.pauses(kafka) if given.pauses and build == "now" else []
             finally:
                 nodes.close()
             lasts = [last_s for *_, last_s in found]
             if build == "now":
-                is_met = statistics.median(lasts) <= given.target and not any(moved.values())
+                is_met = statistics.median(lasts) <= given.target and not any(each.is_false for each in paused)
             each = ", ".join(f"{last_s:.1f}{' (controller)' if was else ''}" for _, was, _, last_s in found)
-            told = f"{sum(moved.values())} in {len(moved)} pauses" if moved else ""
-            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, told])
+            moved = f"{statistics.median(moves_s):.1f} to {max(moves_s):.1f} s" if moves_s else ""
+            back = f"{max(nodes.back_s):.1f} s" if nodes.back_s else ""
+            memory = f"{min(memory_mb):.0f} to {max(memory_mb):.0f} MB"
+            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, back, memory, moved])
     header = (
         "build",
         "median",
         "longest",
         "each: the last shard of the node",
-        f"shards moved by pauses of {PAUSE_S:g} s",
+        "a node started again has its share, at most",
+        "memory of a node",
+        "a move by hand",
     )
-    report(f"Failover: {given.how}, {given.nodes} nodes, {given.kills} times", "", table(header, rows))
+    more = f", {given.more}" if given.more else ""
+    report(f"Failover: {given.how}, {given.nodes} nodes, {given.kills} times{more}", "", table(header, rows))
+    if paused:
+        text = f"{sum(each.is_false for each in paused)} false failovers in {len(paused)} pauses."
+        report(f"Pauses{more}", text, table(("who stands still", *(f"{it:g} s" for it in PAUSES_S)), _matrix(paused)))
     raise SystemExit(0 if is_met else 1)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
@@ -36,6 +35,7 @@ from penstock.store.memory import MEMORY, MemoryStore
 from tests import clustered
 from tests.clock import ManualClock
 from tests.clustered import ClusterClock, LentRouter
+from tests.ports import free_port
 
 SHARDS = clustered.SHARDS if clustered.NODES else int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
 NEAR = os.environ.get("PENSTOCK_TEST_NEAR", "0")
@@ -143,11 +143,10 @@ class FarHost(ShardHost):
 
 
 class LinkedHost(Link):
-    """Another node's shards, behind a real link over a Unix socket."""
+    """Another node's shards, behind a real link."""
 
     def __init__(self, far: FarHost) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="penstock-")
-        address = f"{self._directory.name}/link"
+        address = f"127.0.0.1:{free_port()}"
         super().__init__(address, LinkIdentity("test", "here"))
         self._server = LinkServer(far, LinkIdentity("test", "there"))
         self._starting = asyncio.get_running_loop().create_task(self._server.start(address))
@@ -156,7 +155,6 @@ class LinkedHost(Link):
         await self._starting
         await super().close()
         await self._server.close()
-        self._directory.cleanup()
 
 
 class WatchedRouter(Router):

@@ -25,6 +25,7 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.engines import ENGINES
 from penstock.server.settings import Settings, parse
+from tools.kafka import KafkaCluster
 
 RETRY_TIMEOUT_S = 60.0
 START_S_MAX = 200.0
@@ -74,6 +75,37 @@ link_port = 0
 session_timeout_s = {session_s}
 move_pause_s = 0.2
 {backend.settings_text()}"""
+
+
+def bare_settings(
+    kafka: KafkaCluster,
+    cluster: str,
+    node: str,
+    data: Path,
+    shards: int,
+    *,
+    cluster_more: str = "",
+    kafka_more: str = "",
+) -> str:
+    """A penstock.toml that says nothing about time, unless it is told to: for measurements with default settings."""
+    return f"""
+[server]
+data = "{data}"
+engine = "kafka"
+sqs_port = 0
+http_port = 0
+nsq_tcp_port = 0
+nsq_http_port = 0
+[cluster]
+name = "{cluster}"
+shards = {shards}
+node = "{node}"
+link_port = 0
+{cluster_more}
+[kafka]
+bootstrap = "{kafka.bootstrap}"
+{kafka_more}
+"""
 
 
 def until(is_so: Callable[[], Any], what: str = "it", seconds_max: float = RETRY_TIMEOUT_S) -> Any:
@@ -221,6 +253,13 @@ class ProcessNode:
     @property
     def sqs_url(self) -> str:
         return str(self.listening["sqs"]["url"])
+
+    @property
+    def memory_mb(self) -> float:
+        """What its process has in memory."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1_000 for line in lines if line.startswith("VmRSS:"))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -12,15 +12,16 @@ from penstock.cluster.membership.zookeeper import ZooKeeperEngine, ZooKeeperMemb
 from penstock.core.commands import Receive, Send
 from penstock.store.zookeeper import connect, disconnect
 from penstock.store.zookeeper_options import ZooKeeperOptions
-from tests.cluster.nodes import SHARDS, ProcessNode, ThreadNode, thread_node, until
+from tests.cluster.nodes import SHARDS, ProcessNode, ThreadNode, look, thread_node, until
 from tests.server.bare import bodies
-from tests.zookeeper import unique_cluster, zookeeper  # noqa: F401
+from tests.zookeeper import needed_ensemble, unique_cluster, zookeeper  # noqa: F401
 from tools.zookeeper import ZooKeeperEnsemble
 
 SESSION_S = 3.0
 QUEUES = [f"q{number}" for number in range(8)]
 """Some in every shard."""
 LEASE_S = 600
+LOOKS = 16
 
 
 def commits_of(node: ThreadNode, shard: int) -> int:
@@ -77,6 +78,29 @@ def test_when_a_node_dies_the_leases_of_its_connections_are_free_in_one_transact
         assert served_s < 2 * SESSION_S
     finally:
         dying.kill()
+
+
+def test_a_look_does_not_wait_for_a_server_that_stands_still_or_is_gone(tmp_path: Path) -> None:
+    name = unique_cluster("silent")
+    with needed_ensemble(3) as ensemble, thread_node(ensemble, name, "a", tmp_path, session_s=10.0) as a:
+        follower = next(each for each in range(3) if each != ensemble.leader())
+        ensemble.pause(follower)
+        try:
+            _looks_take_less_than_two_seconds(a)
+        finally:
+            ensemble.resume(follower)
+        ensemble.kill(follower)
+        _looks_take_less_than_two_seconds(a)
+
+
+def _looks_take_less_than_two_seconds(node: ThreadNode) -> None:
+    took_s = []
+    for _ in range(LOOKS):  # a client asks the servers in any order
+        began_s = time.monotonic()
+        assert len(look(node.node._settings).rows()) == SHARDS
+        took_s.append(time.monotonic() - began_s)
+    print(f"looks without one server: {min(took_s):.2f} to {max(took_s):.2f} s")
+    assert max(took_s) < 2.0
 
 
 def test_who_serves_a_shard_is_gone_from_the_map_with_the_session_and_nobody_has_to_say_so(

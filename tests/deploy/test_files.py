@@ -61,12 +61,12 @@ def test_the_image_is_told_settings_that_there_are_and_a_health_check_that_is_se
 def test_the_image_can_be_built_without_an_engine_and_says_how_it_is_run(tmp_path: Path) -> None:
     """`make image-test` does it, as root; here it is only read."""
     (build, made), (image, copied) = stages(DOCKERFILE, tmp_path)
-    assert build.base == image.base == "python:3.13-slim"
-    assert ("COPY", "src src") in made and ("COPY", "--from=build /penstock /penstock") in copied
+    assert (build.base, image.base) == ("python:3.13-slim", "scratch")
+    assert ("COPY", "src src") in made and ("COPY", "--from=build /image /") in copied
     assert (image.user, image.volumes, image.directory) == ("10001:10001", ["/data"], "/data")
     assert (image.entrypoint, image.command, image.stop_signal) == (["penstock"], ["serve"], "SIGTERM")
     assert image.health[:2] == ["python", "-c"]
-    assert image.environment["PATH"].startswith("/penstock/bin:/usr/local/sbin")
+    assert image.environment["PATH"] == "/penstock/bin"
 
 
 def test_an_instruction_that_the_build_without_an_engine_does_not_know_is_an_error(tmp_path: Path) -> None:
@@ -116,6 +116,31 @@ def test_dashboards_and_alerts_ask_for_metrics_that_exist() -> None:
         monitoring.checked(expression)
     with pytest.raises(AssertionError, match="there is no metric penstock_nosuch"):
         monitoring.checked("rate(penstock_nosuch[1m])")
+
+
+def test_promtool_takes_the_alert_rules_and_the_scrape_configuration(tmp_path: Path) -> None:
+    try:
+        promtool = program("prometheus", "promtool")
+    except DebianError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"THIS TEST DID NOT RUN: {error}")
+
+    def checked(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [promtool.path, "check", *map(str, arguments)]
+        return subprocess.run(command, env=promtool.environment, capture_output=True, text=True, check=False)
+
+    rules = DEPLOY / "prometheus" / "alerts.yml"
+    assert f"SUCCESS: {len(monitoring.ALERTS)} rules found" in checked("rules", rules).stdout
+    shutil.copy(rules, tmp_path)
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    shown = re.search(r'```yaml title="prometheus.yml"\n(.*?)```', page, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "prometheus.yml").write_text(shown[1])
+    found = checked("config", tmp_path / "prometheus.yml")
+    assert found.returncode == 0 and "1 rule files found" in found.stdout, found.stderr
+    (tmp_path / "wrong.yml").write_text(rules.read_text().replace("up{job=", "up{{job="))
+    assert checked("rules", tmp_path / "wrong.yml").returncode != 0
 
 
 @pytest.mark.parametrize("path", monitoring.FILES, ids=lambda path: path.name)

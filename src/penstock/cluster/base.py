@@ -69,7 +69,7 @@ class NodeAddress(msgspec.Struct, frozen=True):
     """Where a node is reached."""
 
     link: str
-    """For other nodes: HOST:PORT, or the path of a Unix socket."""
+    """For other nodes: HOST:PORT."""
     urls: dict[str, str] = {}
     """For clients: the front ends' URLs by name (sqs, http, nsq, nsq-http)."""
     newest: int = VERSIONS.newest
@@ -89,6 +89,8 @@ class ClusterMap(msgspec.Struct, frozen=True):
     owners: tuple[str, ...]
     """The node that serves each shard; "" while none does."""
     nodes: dict[str, NodeAddress]
+    next_owners: tuple[str, ...] = ()
+    """The node that serves each shard, or is to serve it next; "" while nobody has decided that."""
 
     @property
     def own_shards(self) -> list[int]:

@@ -27,7 +27,7 @@ from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, holder_of, limits_within, link_tls
-from penstock.cluster.membership.base import Batch, ClusterEngine, LedgerMaps, Listeners, Membership
+from penstock.cluster.membership.base import Batch, ClusterEngine, LedgerMaps, Listeners, Membership, wait_told
 from penstock.cluster.membership.ledger import (
     Ledger,
     LoadOfShard,
@@ -42,15 +42,14 @@ from penstock.cluster.ownership.forwarder import forwarder_families
 from penstock.cluster.ownership.ownership import OwnedShard, Ownership
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
-from penstock.core.commands import CreateQueue, DescribeQueue, ListQueues
-from penstock.core.errors import PenstockError, QueueNotFound, StoreError
+from penstock.core.commands import ListQueues
+from penstock.core.errors import PenstockError, StoreError
 from penstock.server.clock import Clock
 from penstock.server.engines import ENGINES
-from penstock.server.events import Recorder
 from penstock.server.metrics import traffic_families
 from penstock.server.node import Address, FrontEnd, Node
 from penstock.server.partition_map import PartitionMap
-from penstock.server.settings import InvalidSettings, Settings, events_config
+from penstock.server.settings import InvalidSettings, Settings
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.store.errors import LogUnavailable
@@ -108,7 +107,6 @@ class ClusterNode(Node):
         self._heard: dict[str, float] = {}
         """The nodes that have spoken since this one has read what was said before, and when they did last."""
         self._loads = LoadMeter()
-        self._recorder: Callable[[], Recorder] | None = None
         self._rounds: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._failure: Exception | None = None
@@ -131,7 +129,8 @@ class ClusterNode(Node):
     async def _join(self) -> Router:
         cluster = self._settings.cluster
         self._opened.push_async_callback(asyncio.to_thread, self._engine.close)
-        await asyncio.to_thread(self._engine.prepare)
+        with wait_told(self._engine, log.warning):
+            await asyncio.to_thread(self._engine.prepare)
         host = ShardHost()
         await self._listen_for_links(host)
         self.maps = LedgerMaps(self._name)
@@ -434,19 +433,12 @@ class ClusterNode(Node):
 
     # -- events --
 
-    async def _record(self) -> None:
-        """Every shard writes the events of its own queues, to its own partition of the events queue."""
-        events = self._settings.events
-        config = events_config(events).changed({"partitions": self._engine.shards})
-        flush_ms = max(1, round(events.flush_s * 1_000))
-        try:
-            await self.services.shard.call(DescribeQueue(name=events.queue))
-        except QueueNotFound:
-            await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
-        self._recorder = lambda: Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms)
-        for owned_shard in self.ownership.owned_shards.values():
-            if owned_shard.served is not None:
-                owned_shard.served.shard.record(self._recorder())
+    def _shard_count(self) -> int:
+        return self._engine.shards
+
+    def _own_shards(self) -> Iterable[Shard]:
+        owned_shards = self.ownership.owned_shards.values()
+        return [each.served.shard for each in owned_shards if each.served is not None]
 
     def _on_served(self, shard: Shard) -> None:
         self._link_server.take_over(shard.number, shard.broker.sessions)
@@ -502,14 +494,15 @@ class _RestMaps:
         self._made: PartitionMap | None = None
 
     def current(self) -> PartitionMap:
-        """The newest version. A shard whose owner cannot be reached by clients is said to be here: the router knows."""
+        """The newest version, the same at every node. A shard that nobody serves is said to be where it is to be next,
+        and one without such a node at the first that clients can reach: whoever is asked has the router find it."""
         found, own_url = self._maps.current(), self._own_url()
         if not own_url:
             raise LogUnavailable("this node is starting: ask again")
         if self._made is None or self._of is not found:
             urls = {name: url for name, node in found.nodes.items() if (url := node.urls.get("http", ""))}
             urls[found.own] = own_url
-            owners = tuple(owner if owner in urls else found.own for owner in found.owners)
+            owners = tuple(owner if owner in urls else min(urls) for owner in found.next_owners)
             self._of, self._made = found, PartitionMap(found.version, found.own, owners, urls)
         return self._made
 

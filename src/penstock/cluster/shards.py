@@ -17,12 +17,9 @@ from prometheus_client.core import Metric
 from penstock.cluster.base import ClusterMap, NodeAddress, ShardHost
 from penstock.cluster.ownership.forwarder import Forwarder, forwarder_families
 from penstock.cluster.routing.router import Router
-from penstock.core.commands import CreateQueue, DescribeQueue
-from penstock.core.errors import QueueNotFound
 from penstock.server.clock import Clock
-from penstock.server.events import Recorder
 from penstock.server.node import FrontEnd, Node
-from penstock.server.settings import Settings, events_config
+from penstock.server.settings import Settings
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
@@ -93,18 +90,6 @@ class ShardedNode(Node):
             await super().stop()
         finally:
             await self._opened.aclose()
-
-    async def _record(self) -> None:
-        """Every shard writes the events of its own queues to its own partition of the events queue."""
-        events = self._settings.events
-        config = events_config(events).changed({"partitions": len(self._recording)})
-        try:
-            await self.services.shard.call(DescribeQueue(name=events.queue))
-        except QueueNotFound:
-            await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
-        flush_ms = max(1, round(events.flush_s * 1_000))
-        for shard in self._recording:
-            shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
     def _store_metrics(self) -> Iterable[Metric]:
         yield from super()._store_metrics()

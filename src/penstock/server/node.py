@@ -158,6 +158,8 @@ class Node:
         self._store: Store | None = None
         self._services: Services | None = None
         self._recording: list[Shard] = []
+        self._recorder: Callable[[], Recorder] | None = None
+        """Makes what writes a shard's events; None: they are not written."""
         """The shards that are here from beginning to end: what happens there goes to the events queue, if any."""
 
     @property
@@ -258,9 +260,11 @@ class Node:
         await self.stop()
 
     async def _record(self) -> None:
-        """Write what happens to the events queue; it is there from the beginning, so that readers find it."""
+        """Write what happens to the events queue; it is there from the beginning, so that readers find it. Every shard
+        writes the events of its own queues, to its own partition."""
         events = self._settings.events
-        config, flush_ms = events_config(events), max(1, round(events.flush_s * 1_000))
+        config = events_config(events).changed({"partitions": self._shard_count()})
+        flush_ms = max(1, round(events.flush_s * 1_000))
         try:
             await self.services.shard.call(DescribeQueue(name=events.queue))
         except QueueNotFound:
@@ -268,8 +272,17 @@ class Node:
         except QueueDamaged as error:
             log.error("events are not written: %s", error)
             return
-        for shard in self._recording:
-            shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
+        self._recorder = lambda: Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms)
+        for shard in self._own_shards():
+            shard.record(self._recorder())
+
+    def _shard_count(self) -> int:
+        """Into how many the queues are divided."""
+        return len(self._recording)
+
+    def _own_shards(self) -> Iterable[Shard]:
+        """Those that are in this process, now."""
+        return self._recording
 
     def _open_store(self) -> Store:
         """Also called by the shard when it has to open the store again."""
@@ -296,7 +309,7 @@ async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None
         try:
             await _declare(shard, queue)
         except QueueDamaged as error:  # the others are served
-            log.error("a queue stays as it is: %s", error)
+            log.error("a declared queue could not be changed: %s", error)
     names = {queue.name for queue in declared}
     for queue in declared:
         dead_letter = queue.changes().get("dead_letter")

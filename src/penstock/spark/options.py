@@ -439,7 +439,7 @@ def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> No
     if given.text("maxTriggerDelay") is not None and parsed.min_offsets is None:
         raise InvalidOption("maxTriggerDelay is how long to wait for minOffsetsPerTrigger: give that, too")
     if parsed.min_offsets is not None and parsed.max_offsets is not None and parsed.min_offsets > parsed.max_offsets:
-        raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could have so many")
+        raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could be that large")
     for name in _NOT_FOR_STREAMS if streaming else _NOT_FOR_BATCHES:
         if given.text(name) is not None:
             raise InvalidOption(f"{name} is for a {'batch' if streaming else 'stream'}, and this is the other")

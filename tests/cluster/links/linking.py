@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -154,8 +152,3 @@ class Subscriber:
     @property
     def error(self) -> BaseException | None:
         return self.deliveries[-1].error if self.deliveries else None
-
-
-def socket_path(directory: Path) -> str:
-    """A path that is short enough for a Unix socket, whatever pytest calls its directories."""
-    return os.path.relpath(directory / "s")

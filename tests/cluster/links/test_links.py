@@ -7,7 +7,6 @@ import contextlib
 import struct
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -66,7 +65,6 @@ from tests.cluster.links.linking import (
     in_loop,
     linked,
     make_host,
-    socket_path,
     until,
 )
 from tests.ports import free_port
@@ -94,15 +92,6 @@ async def test_messages_go_there_and_come_back() -> None:
         assert (await node.ask(QueueStats(name="q"), shard=1)).messages == 0
         with pytest.raises(QueueNotFound):
             await node.ask(QueueStats(name="q"), shard=2)
-
-
-@in_loop
-async def test_a_unix_socket_does_as_well(tmp_path: Path) -> None:
-    path = socket_path(tmp_path)
-    async with linked(path) as node:
-        await node.ask(send(b"one"))
-        assert bodies(await node.ask(Receive(queue="q"))) == [b"one"]
-        assert Path(path).stat().st_mode & 0o077 == 0
 
 
 @in_loop

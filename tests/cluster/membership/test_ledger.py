@@ -72,6 +72,23 @@ def test_only_what_changes_the_map_changes_its_version() -> None:
     assert ledger(NODE, ("serving/0", ServingRecord(node="a", epoch=1))).map_version > before
 
 
+def test_a_shard_that_was_given_up_is_another_version_of_the_map() -> None:
+    serving, released = ServingRecord(node="a", epoch=3), ReleasedRecord(node="a", epoch=3)
+    before = ledger(NODE, ("serving/0", serving))
+    after = ledger(NODE, ("serving/0", serving), ("released/0", released))
+    assert before.map_for("a", 1).owners != after.map_for("a", 1).owners
+    assert after.map_version > before.map_version
+
+
+def test_the_map_says_who_is_to_serve_a_shard_that_nobody_serves() -> None:
+    decided = ("shard/0", ShardRecord(owner="b", epoch=3))
+    found = ledger(NODE, decided).map_for("a", 2)
+    assert (found.owners, found.next_owners) == (("", ""), ("b", ""))
+    assert ledger(NODE, decided).map_version > ledger(NODE).map_version
+    serving = ledger(NODE, decided, ("serving/0", ServingRecord(node="a", epoch=2))).map_for("b", 1)
+    assert serving.next_owners == ("a",), "as long as it is served, it is where it is served"
+
+
 def test_a_deleted_key_is_gone() -> None:
     assert not ledger(NODE, ("node/a", None)).nodes
     assert not ledger(("drain/a", DrainRecord()), ("drain/a", None)).drains

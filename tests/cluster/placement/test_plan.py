@@ -140,6 +140,13 @@ def test_without_loads_shards_are_spread_by_count() -> None:
     assert counts(settled([Member("a"), Member("b"), Member("c")], idle(16), {})[0]) == {"a": 6, "b": 5, "c": 5}
 
 
+def test_a_node_that_was_started_again_gets_its_share_at_once_and_not_shard_by_shard() -> None:
+    members = [Member(name) for name in "abc"]
+    shards = [ShardLoad(number, "ab"[number % 2], rate=100.0, moved_s=99.0) for number in range(12)]
+    moves = plan(members, shards, {}, now_s=100.0, cool_down_s=5.0)
+    assert set(moves.values()) == {"c"} and len(moves) == 4
+
+
 def test_an_odd_shard_stays_where_it_is() -> None:
     shards = [ShardLoad(0, "a"), ShardLoad(1, "a"), ShardLoad(2, "b")]
     assert plan([Member("a"), Member("b")], shards, {}, 0.0, COOL_DOWN_S) == {}

@@ -242,11 +242,9 @@ class Link:
 
     async def _compare_tls(self) -> None:
         """`LinkRefused` if the other node has TLS on its links and this one has not, or the other way round."""
-        where, has_tls = split_address(self.address), self.identity.tls is not None
-        if isinstance(where, str):
-            return
+        has_tls = self.identity.tls is not None
         is_other_way = greets_openly if has_tls else speaks_tls
-        if await is_other_way(*where, self.limits.handshake_s):
+        if await is_other_way(*split_address(self.address), self.limits.handshake_s):
             words = "no TLS on its links, and this one has" if has_tls else "TLS on its links, and this one has not"
             raise LinkRefused(f"the node at {self.address} has {words} ([cluster] tls_certificate): all or none")
 
@@ -296,13 +294,9 @@ class Link:
             require_secret(self.address, self.identity.secret)
         except InvalidSettings as error:
             raise NoSecret(str(error)) from None
-        where = split_address(self.address)
-        connection: LinkConnection
-        if isinstance(where, str):
-            _, connection = await self._loop.create_unix_connection(lambda: LinkConnection(self), where)
-        else:
-            tls = None if self.identity.tls is None else self.identity.tls.client
-            _, connection = await self._loop.create_connection(lambda: LinkConnection(self), *where, ssl=tls)
+        host, port = split_address(self.address)
+        tls = None if self.identity.tls is None else self.identity.tls.client
+        _, connection = await self._loop.create_connection(lambda: LinkConnection(self), host, port, ssl=tls)
         return connection
 
     async def _welcomed(self, connection: LinkConnection) -> LinkConnection:

@@ -80,22 +80,15 @@ class LinkServer:
         """Those that have none, and whose sessions end unless they come back."""
 
     async def start(self, address: str) -> str:
-        """Listen at HOST:PORT (0 picks a free port), or at the path of a Unix socket. Returns the address."""
+        """Listen at HOST:PORT (0 picks a free port). Returns the address."""
         require_secret(address, self.identity.secret)
-        loop, where = asyncio.get_running_loop(), split_address(address)
-        make = partial(_PeerLink, self)
-        if isinstance(where, str):
-            self._listener = await loop.create_unix_server(make, where, backlog=_BACKLOG)
-            os.chmod(where, 0o600)
-        else:
-            tls = None if self.identity.tls is None else self.identity.tls.server
-            limit_s = None if tls is None else self.limits.handshake_s
-            self._listener = await loop.create_server(
-                make, *where, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
-            )
-            host, port = self._listener.sockets[0].getsockname()[:2]
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return address
+        tls = None if self.identity.tls is None else self.identity.tls.server
+        limit_s = None if tls is None else self.limits.handshake_s
+        self._listener = await asyncio.get_running_loop().create_server(
+            partial(_PeerLink, self), *split_address(address), backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
+        )
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def close(self) -> None:
         """Take no more links, and end those that are there: their replies are written first, as far as they came."""

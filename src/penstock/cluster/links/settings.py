@@ -86,17 +86,15 @@ def limits_within(silence_s: float, retry_timeout_s: float = LinkLimits.retry_ti
     return LinkLimits(retry_timeout_s=retry_timeout_s, beat_s=beat_s, silent_beats=BEATS_PER_SILENCE)
 
 
-def split_address(address: str) -> tuple[str, int] | str:
-    """HOST:PORT in its parts; or the path of a Unix socket.
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT in its parts.
 
-    >>> split_address("10.0.0.7:4170"), split_address("[::1]:4170"), split_address("/run/links/0")
-    (('10.0.0.7', 4170), ('::1', 4170), '/run/links/0')
+    >>> split_address("10.0.0.7:4170"), split_address("[::1]:4170")
+    (('10.0.0.7', 4170), ('::1', 4170))
     """
-    host, colon, port = address.rpartition(":")
-    if "/" in address or not colon:
-        return address
-    if not port.isdecimal() or int(port) > 65_535:
-        raise InvalidSettings(f"{address!r} is no address of a link: it is HOST:PORT, or the path of a Unix socket")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidSettings(f"{address!r} is no address of a link: it is HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -105,8 +103,7 @@ def require_secret(address: str, secret: bytes) -> None:
 
     >>> require_secret("127.0.0.1:4170", b"")
     """
-    where = split_address(address)
-    if not secret and not isinstance(where, str) and not _is_loopback(where[0]):
+    if not secret and not _is_loopback(split_address(address)[0]):
         raise InvalidSettings(f"a link at {address} can be reached by others: it needs a secret, the cluster's own")
 
 

@@ -9,9 +9,11 @@ is told then how many shards there are, which other brokers say. A node's own `/
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from queue import SimpleQueue
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicMetadata
@@ -89,15 +91,29 @@ class Inspection(ClusterView):
         return None
 
     def _topics(self) -> Mapping[str, TopicMetadata]:
-        """What topics there are. A client may have met a broker that stands still: another one is made."""
-        deadline_s = time.monotonic() + ANSWER_S
-        while True:
-            admin = made_client(AdminClient, self._quick_options())
+        """What topics there are. All brokers that we know are asked at once, and the first that answers is believed:
+        one that stands still costs nothing. Whatever is asked afterwards is asked by way of the one that answered."""
+        patience_s = max(0.1, self._until_s - time.monotonic()) if self._is_quick else ANSWER_S
+        addresses = self._options.bootstrap.split(",")
+        answers: SimpleQueue[tuple[str, Mapping[str, TopicMetadata] | Exception]] = SimpleQueue()
+
+        def ask(address: str) -> None:
+            options = dataclasses.replace(self._quick_options(), bootstrap=address)
             try:
-                return admin.list_topics(timeout=BROKER_S * 2 if self._is_quick else ANSWER_S).topics
-            except KafkaException:
-                if time.monotonic() > deadline_s:
-                    raise
+                answers.put((address, made_client(AdminClient, options).list_topics(timeout=patience_s).topics))
+            except Exception as error:  # whoever waits raises it, if it is all that comes
+                answers.put((address, error))
+
+        for address in addresses:
+            threading.Thread(target=ask, args=(address,), daemon=True).start()
+        for left in reversed(range(len(addresses))):
+            address, answer = answers.get()
+            if not isinstance(answer, Exception):
+                self._options = dataclasses.replace(self._options, bootstrap=address)
+                return answer
+            if not left:
+                raise answer
+        raise AssertionError("there is no address")
 
     def _read(self) -> Consumer:
         """Read the topic to its end. Returns who reads, to read on."""

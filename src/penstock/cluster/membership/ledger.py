@@ -155,6 +155,8 @@ _BY_NUMBER: dict[str, type[Any]] = {
 }
 _BY_NAME: dict[str, type[Any]] = {"node": NodeRecord, "load": LoadRecord, "drain": DrainRecord}
 _ALONE: dict[str, type[Any]] = {"cluster": ClusterRecord, "controller": ControllerRecord}
+_OF_THE_MAP = frozenset({"shard", "serving", "released", "node"})
+"""What the map is made of: with every record of these it has another version."""
 
 
 def encode(record: Record) -> bytes:
@@ -188,7 +190,8 @@ class Ledger:
         self.loads: dict[str, LoadRecord] = {}
         self.drains: dict[str, DrainRecord] = {}
         self.map_version = 0
-        """Grows with every record that changes who serves what, and where that is. The same for all who have read."""
+        """Grows with every record that says who serves what, or shall, and where that is. The same for all who have
+        read as far."""
         self._tables: dict[str, dict[Any, Any]] = {
             "shard": self.shards,
             "serving": self.serving,
@@ -205,7 +208,7 @@ class Ledger:
             setattr(self, key, None if value is None else _decode(key, value, _ALONE[key]))
             return
         kind, _, name = key.partition("/")
-        if kind in ("serving", "node"):
+        if kind in _OF_THE_MAP:
             self.map_version = max(self.map_version, offset + 1)
         if kind in _BY_NUMBER and name.isdecimal():
             self._put(kind, int(name), None if value is None else _decode(key, value, _BY_NUMBER[kind]))
@@ -264,7 +267,12 @@ class Ledger:
         """Who serves what, as one of the nodes sees it."""
         owners = tuple(self.server_of(shard) for shard in range(shards))
         nodes = {name: node.address for name, node in self.nodes.items() if node.state != "gone" or name in owners}
-        return ClusterMap(self.map_version, own, tuple(name if name in nodes else "" for name in owners), nodes)
+        owners = tuple(name if name in nodes else "" for name in owners)
+        decided = (self.shards.get(shard) for shard in range(shards))
+        next_owners = tuple(
+            server or ("" if each is None else each.owner) for server, each in zip(owners, decided, strict=True)
+        )
+        return ClusterMap(self.map_version, own, owners, nodes, next_owners)
 
 
 def replayed(records: Iterable[tuple[int, str, bytes | None]]) -> Ledger:

@@ -11,7 +11,7 @@ the node is the controller, it decides.
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
 controller gives them to others, and the other nodes end the sessions of the connections that it had. Most often a dead
-node is found earlier, as in Kafka (`liveness.py`). A node that gets a new session gives up what it had, and begins
+node is found earlier, as in Kafka (`Liveness`). A node that gets a new session gives up what it had, and begins
 again.
 
 A record's number is the transaction that wrote it (zxid), so maps of all nodes have the same versions. That of a record
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import queue
 import threading
@@ -42,7 +43,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable
-from penstock.store.zookeeper import QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
+from penstock.store.zookeeper import CONNECT_S, QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
 from penstock.store.zookeeper_options import ZooKeeperOptions
 
 KINDS = ("drain", "load", "node", "released", "serving", "shard", "wish")
@@ -53,6 +54,8 @@ ANSWER_S = 15.0
 POLL_S = 0.05
 PAUSE_S = 0.2
 """After something failed."""
+SERVER_S = 0.5
+"""How long a look waits for a server before it asks another one."""
 
 log = logging.getLogger("penstock.cluster")
 
@@ -67,6 +70,7 @@ class ZooKeeperEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._options = settings.zookeeper_options()
+        self.place, self.answer_s = f"ZooKeeper at {self._options.hosts}", CONNECT_S
         self.cluster, self.shards = self._options.cluster, self._options.shards
         self.client: KazooClient | None = None
         self.session: NodeSession | None = None
@@ -541,7 +545,9 @@ class ZooKeeperInspection(ClusterView):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[KazooClient]:
-        client = connect(self._options)
+        # A client waits for a server as long as a session may be silent, divided by the number of servers.
+        servers = self._options.hosts.count(",") + 1
+        client = connect(dataclasses.replace(self._options, session_timeout_s=SERVER_S * servers))
         try:
             with _told(self._options, "cannot be looked at"):
                 yield client
