@@ -160,7 +160,7 @@ class Bench:
         return {
             "everything": lambda: self.read(self.penstock(url=True)),
             "filtered": lambda: self.read(self.penstock(url=True).where(f"offset >= {self.count - 10}")),
-            "last ten": lambda: self.read(self.penstock(url=True, startingOffsets="latest-10")),
+            "last ten": lambda: self.read(self.penstock(url=True, startingOffsets="latest-10", minPartitions="1")),
             "offsets alone": lambda: self.read(self.penstock(url=True, columns="offset bigint")),
             "offsets and keys": lambda: self.read(self.penstock(url=True, columns="offset bigint, key binary")),
         }

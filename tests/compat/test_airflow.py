@@ -65,19 +65,20 @@ def test_airflow_runs_a_pipeline_by_the_example_and_does_an_interval_again(
     python = installed(pytestconfig)
     (tmp_path / "orders.yaml").write_text("source: {queue: airflow-in}\nsink: {queue: airflow-out}\n")
     connection = {"conn_type": "generic", "host": "127.0.0.1", "port": server.http_port, "schema": "http"}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+    environment = os.environ | {
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "deploy" / "airflow"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW_CONN_PENSTOCK": json.dumps(connection),
         "AIRFLOW_VAR_PENSTOCK_PIPELINES": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "src"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
     def airflow(*words: str) -> None:
         command = [str(python), "-m", "airflow", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-3000:]
 
     airflow("db", "migrate")
     with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as ps:
