@@ -1,7 +1,8 @@
 # docker build -t penstock .
 # docker run -p 9324:9324 -p 9325:9325 -v penstock:/data -e PENSTOCK_ACCESS_KEY=me -e PENSTOCK_SECRET_KEY=secret penstock
 #
-# The first stage compiles the hot half of the package and installs it; the second has what serving needs, and no more.
+# The first stage compiles the hot half of the package and installs it. The second has what serving needs, and no more: there
+# is no shell in it. Every command of Penstock is: docker exec CONTAINER penstock queue list
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
@@ -17,18 +18,18 @@ RUN PENSTOCK_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir 
     && python -m venv --without-pip /penstock \
     && python -m pip --python /penstock/bin/python install --no-cache-dir --constraint constraints.txt \
         "$(ls /wheels/penstock-*.whl)[kafka]" \
-    && find /penstock -type d -name tests -prune -exec rm -rf {} + \
-    && find /penstock -name '*.so' -exec strip --strip-unneeded {} +
+    && find /penstock -type d '(' -name tests -o -name f2py -o -name schema_registry ')' -prune -exec rm -rf {} + \
+    && find /penstock '(' -name '*.py[ix]' -o -name '*.pxd' -o -name '*.[ach]' ')' -delete \
+    && find /penstock -name '*.so' -exec strip --strip-unneeded {} + \
+    && python tools/image_root.py /penstock /image
 
-FROM python:${PYTHON}-slim
+FROM scratch
 LABEL org.opencontainers.image.title="Penstock" \
       org.opencontainers.image.description="A durable message queue: SQS, NSQ, REST and websocket in one server" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN groupadd --gid 10001 penstock \
-    && useradd --uid 10001 --gid penstock --no-create-home --home-dir /data --shell /usr/sbin/nologin penstock \
-    && install --directory --owner penstock --group penstock --mode 0700 /data
-COPY --from=build /penstock /penstock
-ENV PATH=/penstock/bin:$PATH \
+COPY --from=build /image /
+RUN ["/penstock/bin/python", "-c", "import os; os.mkdir('/data', 0o700); os.chown('/data', 10001, 10001)"]
+ENV PATH=/penstock/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PENSTOCK_DATA=/data \
     PENSTOCK_HOST=0.0.0.0 \

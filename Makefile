@@ -127,7 +127,7 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS)
 	$(BIN)/python -m tests.protocols.sns.soak --kills $(SNS_KILLS) --where shards
 
-interop: $(INSTALLED) ## Run NSQ's own programs and Airflow's SQS triggers against Penstock (builds and fetches them: needs Go, 400 MB)
+interop: $(INSTALLED) ## Run NSQ's own programs, Airflow's SQS triggers and the Airflow example against Penstock (builds and fetches them: needs Go, 400 MB)
 	$(BIN)/python -m bench.nsq_tools
 	INTEROP=1 $(BIN)/python -m pytest tests/protocols/nsq/interop tests/compat/test_airflow.py
 

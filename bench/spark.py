@@ -1,10 +1,17 @@
 """How fast do messages go from queues to Spark and back, against Spark's own Parquet files of the same rows?
 
 Everything runs in one Spark session with two cores: first a turn that does not count, then turns one after the other.
+
+A large run goes in pieces, each shorter than a few minutes. The rows are loaded once, into a directory that stays:
+
+    python -m bench.spark --messages 5000000 --keep DIR load
+    python -m bench.spark --messages 5000000 --keep DIR read ask
+    python -m bench.spark --messages 5000000 --keep DIR print
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -23,11 +30,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from bench.measure import (
     BODY_BYTES,
     Ratio,
-    Scale,
     at_least,
     at_most,
     empty_directory,
-    parse_scale,
     plain,
     quartiles,
     report,
@@ -55,12 +60,12 @@ rootLogger.appenderRef.none.ref = none
 class Bench:
     """A session, a server, and the same rows as a queue and as Parquet files."""
 
-    def __init__(self, directory: Path, scale: Scale) -> None:
+    def __init__(self, directory: Path, count: int, probes: int) -> None:
         self.directory = directory
-        self.count = scale.count(1_000_000, 20_000)
-        self.turns = scale.turns(TURNS)
-        self.probes = scale.count(20, 3)
+        self.count = count
+        self.probes = probes
         self._names = 0
+        self._run = time.time_ns()
         self.trigger_rates: dict[str, list[float]] = {}
         """Of streams, by name: rows a second of their batches alone, without what comes before the first."""
         self.spark = _session(directory)
@@ -69,22 +74,26 @@ class Bench:
     def name(self, what: str) -> str:
         """A name that nobody has used."""
         self._names += 1
-        return f"{what}-{self._names}"
+        return f"{what}-{self._run}-{self._names}"
 
     def prepare(self) -> None:
         """Write the rows down, in both forms."""
         with contextlib.closing(Connection(Where(url=self.server.url))) as connection:
-            values = bodies_like_data(self.count)
             for low in range(0, self.count, _CHUNK):
-                section = encode_section(Target("rows"), Chunk.of(0, 0, values[low : low + _CHUNK]))
+                values = bodies_like_data(min(_CHUNK, self.count - low), seed=low)
+                section = encode_section(Target("rows"), Chunk.of(0, 0, values))
                 connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
         self.penstock(url=True).write.parquet(str(self.directory / "rows.parquet"))
+        for frame in (self.parquet(), self.penstock(url=True), self.penstock(url=False)):
+            assert frame.count() == self.count
 
-    def penstock(self, *, url: bool, stream: bool = False) -> Any:
+    def penstock(self, *, url: bool, stream: bool = False, columns: str = "", **more: str) -> Any:
         """The queue, by server or by directory."""
         where = {"url": self.server.url} if url else {"path": str(self.server.data)}
         reader = self.spark.readStream if stream else self.spark.read
-        options = {"subscribe": "rows", "minPartitions": str(PARTITIONS)} | where
+        if columns:
+            reader = reader.schema(columns)
+        options = {"subscribe": "rows", "minPartitions": str(PARTITIONS)} | where | more
         if stream:
             options |= {"startingOffsets": "earliest"}
         return reader.format("penstock").options(**options).load()
@@ -144,6 +153,16 @@ class Bench:
             "parquet": lambda: self.read(self.parquet()),
             "directory": lambda: self.read(self.penstock(url=False)),
             "server": lambda: self.read(self.penstock(url=True)),
+        }
+
+    def askers(self) -> dict[str, Callable[[], float]]:
+        """Who wants a part of it, and who wants all."""
+        return {
+            "everything": lambda: self.read(self.penstock(url=True)),
+            "filtered": lambda: self.read(self.penstock(url=True).where(f"offset >= {self.count - 10}")),
+            "last ten": lambda: self.read(self.penstock(url=True, startingOffsets="latest-10")),
+            "offsets alone": lambda: self.read(self.penstock(url=True, columns="offset bigint")),
+            "offsets and keys": lambda: self.read(self.penstock(url=True, columns="offset bigint, key binary")),
         }
 
     def streams(self) -> dict[str, Callable[[], float]]:
@@ -259,6 +278,7 @@ class _Server:
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
         ready = directory / "ready.json"
+        ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--ready-file", str(ready)]
         ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
         self._process = subprocess.Popen([*command, *ports], stdout=subprocess.DEVNULL)
@@ -299,19 +319,29 @@ def _session(directory: Path) -> Any:
     return builder.getOrCreate()
 
 
-def in_turns(
-    contenders: dict[str, Callable[[], float]], turns: int, spent_s: dict[str, list[float]], *, warm_up: bool
-) -> dict[str, list[float]]:
-    """Let them run in turns, after one that does not count, if wanted. `spent_s` gets the processor time of each."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-1 if warm_up else 0, turns):
-        for name, contender in contenders.items():
-            before_s = processor_s()
-            rate = contender()
-            if turn >= 0:
-                rates[name].append(rate)
-                spent_s.setdefault(name, []).append(processor_s() - before_s)
-    return rates
+class Turns:
+    """What was measured so far, turn by turn: rates, and seconds of processor time. In a file, if it shall stay."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        kept = json.loads(path.read_text()) if path.exists() else {"rates": {}, "spent_s": {}}
+        self.rates: dict[str, list[float]] = kept["rates"]
+        self.spent_s: dict[str, list[float]] = kept["spent_s"]
+
+    def take(self, contenders: dict[str, Callable[[], float]], turns: int, *, warm_up: bool) -> None:
+        """Let them run in turns, after one that does not count, if wanted."""
+        for turn in range(-1 if warm_up else 0, turns):
+            for name, contender in contenders.items():
+                before_s = processor_s()
+                rate = contender()
+                if turn >= 0:
+                    self.rates.setdefault(name, []).append(rate)
+                    self.spent_s.setdefault(name, []).append(processor_s() - before_s)
+        self.keep()
+
+    def keep(self) -> None:
+        """Write them down."""
+        self._path.write_text(json.dumps({"rates": self.rates, "spent_s": self.spent_s}))
 
 
 def processor_s() -> float:
@@ -337,53 +367,80 @@ def ratio(rates: dict[str, list[float]], name: str, to: str) -> Ratio:
     return quartiles([one / other for one, other in zip(rates[name], rates[to], strict=True)])
 
 
-def bodies_like_data(count: int) -> list[bytes]:
+def bodies_like_data(count: int, seed: int = 7) -> list[bytes]:
     """Values that a file format cannot make much smaller: random, in hexadecimal, so about half is left.
 
     >>> len(bodies_like_data(3)[0])
     200
     """
-    text = np.random.default_rng(7).bytes(count * BODY_BYTES // 2).hex().encode()
+    text = np.random.default_rng(seed).bytes(count * BODY_BYTES // 2).hex().encode()
     return [text[low : low + BODY_BYTES] for low in range(0, len(text), BODY_BYTES)]
 
 
-@contextlib.contextmanager
-def running(scale: Scale) -> Iterator[Bench]:
-    """A bench that has ended when the block has."""
-    with empty_directory() as directory:
-        bench = Bench(directory, scale)
-        try:
-            yield bench
-        finally:
-            bench.close()
-            shutil.rmtree(directory / "local", ignore_errors=True)
+PIECES = ("load", "read", "ask", "stream", "sink", "latency", "print")
+
+
+def measure(bench: Bench, turns: Turns, pieces: list[str], count: int, *, warm_up: bool) -> None:
+    """Do some pieces of it."""
+    if "load" in pieces:
+        bench.prepare()
+    for piece, contenders in (
+        ("read", bench.readers()),
+        ("ask", bench.askers()),
+        ("stream", bench.streams()),
+        ("sink", bench.sinks()),
+    ):
+        if piece in pieces:
+            turns.take(contenders, count, warm_up=warm_up)
+    for name, found in bench.trigger_rates.items():
+        turns.rates.setdefault(name, []).extend(found[-count:])
+    if "latency" in pieces:
+        turns.rates["latency"] = [bench.penstock_latency_s()]
+        turns.rates["files latency"] = [bench.files_latency_s()]
+    turns.keep()
 
 
 def main() -> None:
     """Measure, and print the tables."""
-    scale = parse_scale(__doc__)
-    with running(scale) as bench:
-        bench.prepare()
-        for frame in (bench.parquet(), bench.penstock(url=True), bench.penstock(url=False)):
-            assert frame.count() == bench.count
-        rates: dict[str, list[float]] = {}
-        spent_s: dict[str, list[float]] = {}
-        for contenders in (bench.readers(), bench.streams(), bench.sinks()):
-            rates |= in_turns(contenders, bench.turns, spent_s, warm_up=not scale.quick)
-        rates |= {name: found[-bench.turns :] for name, found in bench.trigger_rates.items()}
-        files_s, penstock_s = bench.files_latency_s(), bench.penstock_latency_s()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small version, to see that it runs: no figure to quote")
+    parser.add_argument("--messages", type=int, help="how many rows (1,000,000)")
+    parser.add_argument("--turns", type=int, help=f"how often each contender runs ({TURNS})")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="a directory that keeps rows and figures between runs")
+    parser.add_argument("pieces", nargs="*", metavar="piece", help=f"{', '.join(PIECES)}; none: all")
+    options = parser.parse_args()
+    if unknown := set(options.pieces) - set(PIECES):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(PIECES)}")
+    pieces = options.pieces or list(PIECES)
+    count = options.messages or (20_000 if options.quick else 1_000_000)
+    turns_count = options.turns or (1 if options.quick else TURNS)
+    with contextlib.ExitStack() as stack:
+        directory = options.keep or stack.enter_context(empty_directory())
+        directory.mkdir(parents=True, exist_ok=True)
+        turns = Turns(directory / "turns.json")
+        if pieces != ["print"]:
+            bench = Bench(directory, count, 3 if options.quick else 20)
+            stack.callback(shutil.rmtree, directory / "local", ignore_errors=True)
+            stack.callback(bench.close)
+            measure(bench, turns, pieces, turns_count, warm_up=not options.quick)
+    if "print" in pieces:
+        print_tables(turns, count)
+
+
+def print_tables(turns: Turns, count: int) -> None:
+    """What was measured, as tables. Pieces that were not done have no rows."""
     rows = []
-    measured: tuple[tuple[str, str, str, float | None], ...] = (
+    for what, name, other, target in (
         ("batch from a directory", "directory", "parquet", 0.6),
         ("batch from a server", "server", "parquet", 0.3),
         ("stream from a server to noop", "stream", "parquet stream", 0.6),
         ("its batches alone, without its start", "batches", "parquet batches", None),
-        ("stream into a queue, exactly once", "sink", "parquet sink", 0.7),
-    )
-    for what, name, other, target in measured:
-        found = ratio(rates, name, other)
-        cells = [plain(float(np.median(rates[each]))) for each in (name, other)]
-        rows.append([what, *cells, str(found), "" if target is None else at_least(target, found)])
+        ("stream into a queue, exactly once", "sink", "parquet sink", 0.8),
+    ):
+        if name in turns.rates:
+            found = ratio(turns.rates, name, other)
+            cells = [plain(float(np.median(turns.rates[each]))) for each in (name, other)]
+            rows.append([what, *cells, str(found), "" if target is None else at_least(target, found)])
     costs = []
     for what, name, other, most in (
         ("batch from a directory", "directory", "parquet", 1.5),
@@ -391,23 +448,31 @@ def main() -> None:
         ("batch from a server, against ready batches in memory", "server", "memory", None),
         ("ready batches in memory", "memory", "parquet", None),
         ("stream into a queue, exactly once", "sink", "parquet sink", None),
+        ("the last ten messages, against reading all", "last ten", "everything", 0.05),
+        ("the last ten messages, against a filter over all", "last ten", "filtered", 0.05),
+        ("offsets alone, against all columns", "offsets alone", "everything", None),
+        ("offsets and keys, against all columns", "offsets and keys", "everything", None),
     ):
-        cost = ratio(spent_s, name, other)
-        cells = [plain(float(np.median(spent_s[each]))) for each in (name, other)]
-        costs.append([what, *cells, str(cost), "" if most is None else at_most(most, cost.median)])
-    latency = [
-        ["seconds from send to sink", plain(penstock_s), plain(files_s), plain(penstock_s / files_s)],
-    ]
-    latency[0].append(at_most(1.5, penstock_s / files_s))
-    report(
-        "spark. Queues to Spark and back, against Spark's own Parquet",
-        f"{plain(bench.count)} messages of {BODY_BYTES} random hexadecimal digits, {PARTITIONS} partitions on "
-        f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is "
-        "`processingTime` of 0 s; its rival is a stream of JSON files.",
+        if name in turns.spent_s:
+            cost = ratio(turns.spent_s, name, other)
+            cells = [plain(float(np.median(turns.spent_s[each]))) for each in (name, other)]
+            costs.append([what, *cells, str(cost), "" if most is None else at_most(most, cost.median)])
+    tables = [
         table(["what", "Penstock", "Parquet", "ratio", "target"], rows),
         "Seconds of processor time: of the JVM, Python workers and the server, together.",
         table(["what", "it", "against", "ratio", "target"], costs),
-        table(["what", "Penstock", "files", "ratio", "target"], latency),
+    ]
+    if "latency" in turns.rates:
+        penstock_s, files_s = turns.rates["latency"][0], turns.rates["files latency"][0]
+        cells = [plain(each) for each in (penstock_s, files_s, penstock_s / files_s)]
+        latency = ["seconds from send to sink", *cells, at_most(1.5, penstock_s / files_s)]
+        tables.append(table(["what", "Penstock", "files", "ratio", "target"], [latency]))
+    report(
+        "spark. Queues to Spark and back, against Spark's own Parquet",
+        f"{plain(count)} messages of {BODY_BYTES} random hexadecimal digits, {PARTITIONS} partitions on "
+        f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is "
+        "`processingTime` of 0 s; its rival is a stream of JSON files.",
+        *tables,
     )
 
 

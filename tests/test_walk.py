@@ -16,7 +16,7 @@ CALLS_MAX = {
     "SQS SendMessage": 86,
     "SQS ReceiveMessage": 88,
     "SQS DeleteMessage": 84,
-    "NSQ PUB to FIN": 207,
+    "NSQ PUB to FIN": 206,
     "websocket send to ack": 312,
 }
 FILES_MAX = {

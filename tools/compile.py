@@ -26,7 +26,6 @@ STAMP = ".sources"
 
 COMPILED = (
     "cluster/routing/routed.py",
-    "client/remote/busy_poll.py",
     "core/*.py",
     "core/*/*.py",
     "server/metrics.py",

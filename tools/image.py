@@ -5,8 +5,7 @@
 
 `make image-test` does both. The Dockerfile is read, so that the two cannot drift apart: an instruction that is not
 known here is an error. One thing is different: `python:3.13-slim` is made by debootstrap out of Debian's own Python of
-that version, without documentation and translations, as the slim images are. An image's own base may differ by some
-megabytes.
+that version, without documentation and translations, as the slim images are. So the image may differ by some megabytes.
 """
 
 from __future__ import annotations
@@ -50,12 +49,16 @@ NOT_IN_SLIM = (
     "var/cache/apt",
     "var/lib/apt/lists",
 )
+SCRATCH = "scratch"
+"""The base that has nothing in it."""
 BYTES_MAX = 150_000_000
-"""What a pull of the image may transfer."""
+"""What the image may take on a disk."""
 STEP_SECONDS_MAX = 1_800
 START_SECONDS_MAX = 30
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
+_UNSHARE = shutil.which("unshare") or "unshare"
+"""It enters a root directory as a user: nothing in there is needed for it, as `env` is after `chroot`."""
 
 
 class ImageError(RuntimeError):
@@ -99,8 +102,9 @@ class Stage:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": path, "HOME": "/", **self.environment, **more}
         told = [f"{name}={value}" for name, value in environment.items()]
-        chroot = ["chroot", f"--userspec={user or self.user}", str(self.root)]
-        return ["env", "--ignore-environment", *told, *chroot, "env", f"--chdir={self.directory}", *command]
+        uid, _, gid = (user or self.user).partition(":")
+        enter = [_UNSHARE, f"--root={self.root}", f"--wd={self.directory}", f"--setuid={uid}", f"--setgid={gid}"]
+        return ["env", "--ignore-environment", *told, *enter, *command]
 
 
 def stages(
@@ -159,7 +163,7 @@ def build(where: Path, *, compiled: bool, given: Mapping[str, str]) -> None:
             ["cp", "--archive", "--reflink=auto", str(base(stage.base, *HEADERS[: bool(stage.name)])), str(stage.root)]
         )
         directory = "/"
-        with mounted(stage.root):
+        with mounted(stage.root, lends=stage.base != SCRATCH):
             for name, rest in steps:
                 print(f"{stage.name or 'image'}: {name} {rest}", flush=True)
                 if name == "WORKDIR":
@@ -170,13 +174,18 @@ def build(where: Path, *, compiled: bool, given: Mapping[str, str]) -> None:
                 else:
                     text = rest if compiled else rest.replace("PENSTOCK_COMPILE=1", "PENSTOCK_COMPILE=0")
                     step = Stage(stage.base, "", stage.root, directory=directory)
-                    _run(step.inside(["/bin/sh", "-c", text], {"PIP_CERT": str(AUTHORITIES)}))
+                    command = json.loads(text) if text.startswith("[") else ["/bin/sh", "-c", text]
+                    _run(step.inside(command, {"PIP_CERT": str(AUTHORITIES)}))
         if stage.name:
             made[stage.name] = stage.root
 
 
 def base(image: str, *more: str) -> Path:
     """A directory that stands for `python:X.Y-slim`, with more packages. Made at the first call, then kept."""
+    if image == SCRATCH:
+        empty = cache_directory() / SCRATCH
+        (empty / "proc").mkdir(parents=True, exist_ok=True)
+        return empty
     version = re.fullmatch(r"python:(3\.\d+)-slim", image)
     if version is None or version[1] not in SUITES:
         raise ImageError(f"{image}: known are {', '.join(f'python:{each}-slim' for each in SUITES)}")
@@ -210,18 +219,20 @@ def _copy(rest: str, directory: Path, root: Path, made: Mapping[str, Path]) -> N
     into = root / target.lstrip("/") if target.startswith("/") else directory / target
     for name in names:
         path = source / name.lstrip("/")
-        to = into / path.name if target.endswith("/") else into
+        to = into / path.name if target.endswith("/") and path.is_file() else into  # of a directory, what is in it
         to.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, to, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            ignored = shutil.ignore_patterns(*["__pycache__"] * (source == ROOT))  # as .dockerignore says
+            shutil.copytree(path, to, symlinks=True, ignore=ignored, dirs_exist_ok=True)
         else:
             shutil.copy2(path, to)
 
 
 @contextmanager
-def mounted(root: Path) -> Iterator[None]:
+def mounted(root: Path, *, lends: bool = True) -> Iterator[None]:
     """With `/proc`, this machine's name servers and its certificate authorities, as an engine lends them to a build."""
     lent = {root / "etc/resolv.conf": Path("/etc/resolv.conf"), root / str(AUTHORITIES).lstrip("/"): AUTHORITIES}
+    lent = lent if lends else {}
     _run(["mount", "-t", "proc", "proc", str(root / "proc")])
     own = {path: path.read_bytes() if path.exists() else None for path in lent}
     try:
@@ -255,20 +266,17 @@ def _empty(directory: Path) -> None:
 
 
 def sizes(where: Path) -> dict[str, int]:
-    """Bytes of the image as it lies on a disk, of its base, of what the Dockerfile adds, and as a pull transfers it."""
+    """Bytes of the image as it lies on a disk, and as a pull transfers it."""
     stage = _image(where)
 
-    def on_disk(path: Path) -> int:
-        return int(subprocess.check_output(["du", "--bytes", "--summarize", str(path)], text=True).split()[0])
-
+    size = subprocess.check_output(["du", "--bytes", "--summarize", str(stage.root)], text=True)
     packed = 0
     layers = ["tar", "--create", "--gzip", "--file=-", f"--directory={stage.root}", "."]
     with subprocess.Popen(layers, stdout=subprocess.PIPE) as packing:
         assert packing.stdout is not None
         while data := packing.stdout.read(1 << 20):
             packed += len(data)
-    whole, of_base = on_disk(stage.root), on_disk(base(stage.base))
-    return {"on disk": whole, "its base": of_base, "what is added": whole - of_base, "compressed": packed}
+    return {"on disk": int(size.split()[0]), "compressed": packed}
 
 
 def _image(where: Path) -> Stage:
@@ -292,6 +300,10 @@ def try_image(where: Path) -> None:
     _check(data.stat().st_mode & 0o777 == 0o700, f"nobody else may look into {volume}")
     written = subprocess.run(image.inside(["touch", "/penstock/x"], {}), capture_output=True)
     _check(written.returncode != 0, "the user cannot write into the program's own directory")
+    loads = subprocess.run(image.inside(["python", "-c", "import confluent_kafka.admin, ssl, numpy.linalg"], {}))
+    _check(loads.returncode == 0, "what a node on Kafka loads is there")
+    authorities = f"import ssl; ssl.create_default_context(cafile='{AUTHORITIES}').get_ca_certs()[0]"
+    _check(subprocess.run(image.inside(["python", "-c", authorities], {})).returncode == 0, "and so are authorities")
     open_to_all = subprocess.run(
         image.inside([*image.entrypoint, *image.command], {}), capture_output=True, text=True, timeout=START_SECONDS_MAX
     )
@@ -395,8 +407,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = sizes(where)
             for name, size in found.items():
                 print(f"{name:16} {size / 1e6:7.1f} MB")
-            if found["compressed"] > BYTES_MAX:
-                raise ImageError(f"a pull transfers more than {BYTES_MAX / 1e6:.0f} MB")
+            if found["on disk"] > BYTES_MAX:
+                raise ImageError(f"the image takes more than {BYTES_MAX / 1e6:.0f} MB on a disk")
         elif "PENSTOCK_IMAGE_INSIDE" not in os.environ:
             again = ["unshare", "--net", "--mount", sys.executable, "-m", "tools.image", "try", str(where)]
             sys.exit(subprocess.run(again, env={**os.environ, "PENSTOCK_IMAGE_INSIDE": "1"}).returncode)

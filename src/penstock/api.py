@@ -66,11 +66,11 @@ from penstock.core.errors import (
     WorkRefused,
 )
 from penstock.core.queues.config import Backoff, QueueConfig
-from penstock.server.shard import ShardClosed
 from penstock.store.errors import (
     CommitFailed,
     DiskFailed,
     DiskFull,
+    ShardClosed,
     StoreDamaged,
     StoreLocked,
     StoreReadOnly,

@@ -17,6 +17,8 @@ from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
 from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.service import CHANGES as SNS_CHANGES
+from penstock.protocols.sqs.actions import CHANGES as SQS_CHANGES
 from penstock.protocols.sqs.query_wire import render_refusal
 from penstock.protocols.sqs.server import SqsFrontEnd, check_header, refuse_request
 from penstock.server.engines import ENGINES
@@ -91,6 +93,7 @@ class AwsFrontEnd(HttpFrontEnd):
     """SQS and SNS, to whose clients every answer has to be one of AWS's."""
 
     render = staticmethod(render_refusal)
+    changes = SQS_CHANGES | SNS_CHANGES
 
 
 def front_ends(chosen: Settings) -> list[FrontEnd]:

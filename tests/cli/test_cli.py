@@ -465,6 +465,7 @@ def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell:
 def test_channels_are_listed_paused_purged_and_deleted(shell: Shell) -> None:
     shell("channel", "create", "orders", "audit")
     shell("send", "orders", "tea")
+    assert re.search(r"audit .* \ds$", shell("channel", "list", "orders"), re.MULTILINE)
     shell("channel", "pause", "orders", "audit")
     assert shell.json("receive", "orders", "--channel", "audit") == []
     paused = {row["channel"]: row["paused"] for row in shell.json("channel", "list", "orders")}
@@ -1167,6 +1168,34 @@ def test_a_person_is_asked_before_something_is_deleted(place: Place, command: st
             assert place.shell("queue", "describe", "orders", "--json") == before
     gone = place.shell.ended("queue", "describe", "orders", "--json")
     assert gone.text != before
+
+
+KEEPER = """
+[[credentials]]
+name = "keeper"
+access_key = "KEEPER"
+token = "a-token-of-who-may-delete-but-not-read"
+[[credentials.allow]]
+queues = "*"
+rights = ["admin"]
+"""
+
+
+def test_who_may_delete_need_not_read(directory: Path) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("orders").send(b"tea")
+        ps.queue("orders").send(b"cake")
+    node = ThreadedNode(directory, KEEPER)
+    where = ("--url", node.url, "--token", "a-token-of-who-may-delete-but-not-read")
+    try:
+        ended = run("queue", "purge", "orders", *where)
+        assert (ended.status, ended.out.decode()) == (0, "2 messages of orders deleted\n"), ended.err
+        terminal = Terminal("queue", "delete", "orders", *where)
+        terminal.until("Delete orders, with all its messages? [y/N]")
+        terminal.type("y\n")
+        assert (terminal.ended(), "deleted orders" in terminal.shown) == (0, True)
+    finally:
+        node.stop()
 
 
 def test_yes_is_an_answer_before_the_question(local: Shell, directory: Path) -> None:

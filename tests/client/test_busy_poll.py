@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.client.remote.busy_poll import BusyPoll
+from penstock.client.remote.websocket import BusyPoll
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Shard
 from penstock.store.memory import MemoryStore

@@ -32,8 +32,11 @@ def _work(ps: penstock.Penstock) -> None:
     message = queue.receive()
     assert message is not None and message.text == "salt"
     message.ack()
-    with pytest.raises(penstock.MessageNotFound):
-        ps.find_message("nonsense")
+    with pytest.raises(penstock.MessageNotFound, match="was number 2 of queue 'orders', and is no longer there"):
+        ps.find_message(third.id)
+    for look in (ps.find_message, queue.look_up):
+        with pytest.raises(penstock.InvalidRequest, match="'nonsense' is no message id"):
+            look("nonsense")
 
 
 def test_messages_are_found_deleted_and_rescheduled_by_id(tmp_path: Path) -> None:
@@ -63,7 +66,33 @@ def test_explain_prints_the_life_of_a_message(tmp_path: Path) -> None:
         assert text in told.stdout
     deleted = _penstock("message", "delete", "orders", sent.id, data=tmp_path / "data")
     assert deleted.stdout == "1 deleted\n", deleted.stderr
-    assert _penstock("explain", sent.id, data=tmp_path / "data").returncode == 3
+    gone = "acknowledged, deleted or moved"
+    absent = "00000000-0000-4000-8000-000000000000"
+    for asked, status, said in (
+        (
+            [sent.id],
+            3,
+            f"penstock: message {sent.id} was number 0 of queue 'orders', and is no longer there: it was {gone}",
+        ),
+        (["0", "--queue", "orders"], 3, f"penstock: queue 'orders' has no message 0: it was {gone}"),
+        (["nonsense"], 2, "penstock: 'nonsense' is no message id: ids look like"),
+        (["nonsense", "--queue", "orders"], 2, "penstock: 'nonsense' is no message id: ids look like"),
+        ([absent], 3, f"penstock: there is no message '{absent}': its queue is gone, or never was"),
+    ):
+        ended = _penstock("explain", *asked, data=tmp_path / "data")
+        assert (ended.returncode, ended.stdout) == (status, "")
+        assert ended.stderr.startswith(said) and ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_explain_says_that_a_message_is_done_while_its_neighbours_are_not(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as ps:
+        queue = ps.queue("orders")
+        first, second = queue.send_many(["tea", "cake"])
+        assert queue.delete_messages([first.id]) == 1
+    told = _penstock("explain", first.id, data=tmp_path / "data")
+    assert told.stdout.endswith("It is done in every channel: acknowledged, or deleted.\n")
+    assert told.returncode == 3
+    assert _penstock("explain", second.id, data=tmp_path / "data").returncode == 0
 
 
 def test_a_command_on_messages_that_are_not_there_says_so(tmp_path: Path) -> None:

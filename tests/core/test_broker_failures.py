@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -332,6 +333,22 @@ def test_redrive_finds_messages_in_the_retry_lane_among_others() -> None:
     assert driver.counts() == (0, 0, 0)
 
 
+@pytest.mark.parametrize("per_second", [None, 1_000_000])
+def test_a_step_of_a_redrive_leaves_others_their_turn(per_second: int | None) -> None:
+    """Messages are moved one by one: a thousand of them in a step made everybody wait for a tenth of a second."""
+    driver = BrokerDriver()
+    driver.create(max_receives=1)
+    driver.send(*(b"x" for _ in range(900)))
+    driver.release(driver.receive(900))
+    driver.do(c.StartRedrive(queue="q.dead", per_second=per_second))
+    moved = [driver.do(c.ListRedrives())[0].moved]
+    for _ in range(10):
+        driver.advance(1)
+        moved.append(driver.do(c.ListRedrives())[0].moved)
+    steps = [after - before for before, after in pairwise([0, *moved])]
+    assert max(steps) <= 200 and moved[-1] == 900, steps
+
+
 def test_redrive_keeps_to_its_rate() -> None:
     driver = _dead(*(b"%d" % number for number in range(40)))
     driver.do(c.StartRedrive(queue="q.dead", per_second=10))
@@ -385,9 +402,12 @@ def test_a_queue_without_dead_letters_is_redriven_to_a_target_only() -> None:
     driver = _dead(b"a")
     with pytest.raises(InvalidRequest, match=r"'q' is not a dead-letter queue.* Those of 'q' are in 'q\.dead'"):
         driver.do(c.StartRedrive(queue="q"))
-    driver.do(c.CreateQueue(name="fresh"))
+    driver.do(c.CreateQueue(name="fresh", channels=()))
     with pytest.raises(InvalidRequest, match="'fresh' has none"):
         driver.do(c.StartRedrive(queue="fresh"))
+    with pytest.raises(InvalidRequest, match="one of both"):
+        driver.do(c.StartRedrive(queue="fresh", discard=True, target="elsewhere"))
+    assert driver.do(c.DescribeQueue(name="fresh")).channels == [], "what is refused makes no channel"
     assert driver.do(c.StartRedrive(queue="q", target="elsewhere")).status == "running"
     driver.do(c.CreateQueue(name="grave"))
     driver.do(c.CreateQueue(name="other", config=QueueConfig(dead_letter="grave")))

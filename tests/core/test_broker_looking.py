@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.queue import Queue
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver
 
 
@@ -155,3 +159,23 @@ def test_browsing_with_a_limit_of_nothing_is_refused() -> None:
     driver.create()
     with pytest.raises(InvalidRequest):
         driver.browse(limit=0)
+
+
+def test_a_look_at_a_few_messages_of_a_large_chunk_reads_no_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every message of a chunk was looked at for the first ones: a queue of large batches was read many times over."""
+    driver = BrokerDriver()
+    driver.send(*(b"%d" % number for number in range(2_000)))
+    driver.send(b"urgent", priority=9)
+    looked_at: list[int] = []
+    honest = Queue._seen
+
+    def counted(queue: Queue, channel: Channel | None, key: ChunkKey, chunk: Chunk, index: int) -> c.Seen:
+        looked_at.append(index)
+        return honest(queue, channel, key, chunk, index)
+
+    monkeypatch.setattr(Queue, "_seen", counted)
+    seen = driver.do(c.Browse(queue="q", after=99, limit=10))
+    assert [one.sequence for one in seen] == list(range(100, 110))
+    assert len(looked_at) <= 11, len(looked_at)
+    last = driver.do(c.Browse(queue="q", after=1_994, limit=10))
+    assert [one.sequence for one in last] == list(range(1_995, 2_001))

@@ -266,3 +266,17 @@ def test_published_messages_are_like_any_others(seed: int) -> None:
         driver.reopen()
         assert driver.chunk_keys() == []
     assert staged.broker.snapshot()["segments"] == {}
+
+
+def test_packed_bodies_are_staged_without_being_taken_apart(breaking: pytest.MonkeyPatch) -> None:
+    driver = BrokerDriver()
+    driver.create()
+
+    def taken_apart(self: PackedBodies) -> object:
+        raise AssertionError("a million messages would cost as many steps")
+
+    with breaking.context() as patch:
+        patch.setattr(PackedBodies, "__iter__", taken_apart)
+        stage = _stage(driver, _send(_bodies(0, 10_000)), _send(_bodies(10_000, 3)))
+    _commit(driver, stage)
+    assert _take_all(driver) == _bodies(0, 10_003)

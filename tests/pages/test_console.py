@@ -432,10 +432,10 @@ def test_runs_of_pipelines_show_what_they_report(browser: Browser, server: Serve
             "/v1/queues/penstock.pipelines/messages", json={"body": json.dumps({"queries": [odd]}), "group": "odd"}
         )
         assert done.status_code == 201
-        status["queries"][0] = query | {"lag": 0, "rejects": {"parsed: the body is no JSON": 3}, "error": "it broke"}
+        status["queries"][0] = query | {"lag": 0, "rejects": {"parsed: the body is not JSON": 3}, "error": "it broke"}
         reports.tell(status)
         reports.close()
-        shows(page, "parsed: the body is no JSON: 3")
+        shows(page, "parsed: the body is not JSON: 3")
         menu, other = reads(page, row)
         assert menu.split()[0] == "menu" and "it broke" in menu
         assert "<script>x</script>" in other and "a: 0" in other

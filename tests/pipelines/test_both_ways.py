@@ -103,7 +103,7 @@ def test_one_file_gives_the_same_rows_under_both_runners(queues: Queues, monkeyp
     assert expected["large"] == [(n, str(n)) for n in range(100, 120)]
     assert expected["lake"] == list(range(90, 120))
     assert expected["rejects"] == [
-        ("broken", "the body is no JSON"),
+        ("broken", "the body is not JSON"),
         ('{"id": 1, "amount": -1}', "check failed: positive"),
     ]
 

@@ -35,7 +35,7 @@ CASES = """\
     lake: [{id: 2, amount: 5}, {id: 1, amount: 500}]
   rejects:
     - {reason: "check failed: positive", body: {id: 3, amount: -5}}
-    - {reason: no JSON, step: parsed, body: broken}
+    - {reason: not JSON, step: parsed, body: broken}
 - name: this one is wrong
   given: {orders: [{id: 1, amount: 500}, broken]}
   expect: {large-orders: [{id: 2, amount: 500}]}
@@ -56,7 +56,7 @@ def test_cases_are_run_and_what_differs_is_shown_line_by_line(tmp_path: Path) ->
     assert rest == [
         '  large-orders: missing {"id": 2, "amount": 500}',
         '  large-orders: not expected {"id": 1, "amount": 500.0}',
-        '  rejects: not expected {"reason": "the body is no JSON", "step": "parsed", "body": "broken"}',
+        '  rejects: not expected {"reason": "the body is not JSON", "step": "parsed", "body": "broken"}',
     ]
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "penstock: 1 of 2 cases failed")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["orders.test.yaml", "orders.yaml"], "nothing is left"

@@ -129,7 +129,7 @@ CASES = {
         "source: {queue: a}\nsource: {queue: a}\n",
         "orders.yaml:2: source: stands here a second time (first on",
     ),
-    "no YAML": ("source: {queue: a\n", "orders.yaml:2: is no YAML"),
+    "no YAML": ("source: {queue: a\n", "orders.yaml:2: is not YAML"),
     "sink in a directory": (
         "data: d\nsource: {queue: a}\nsink: {queue: b}\n",
         "orders.yaml:3: sink: a sink that is a queue needs a server",
@@ -168,7 +168,7 @@ def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 50_000])
 def test_what_is_nested_too_deeply_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
-    assert problems(written(tmp_path, text)) == ["orders.yaml: is no YAML: it is nested too deeply"]
+    assert problems(written(tmp_path, text)) == ["orders.yaml: is not YAML: it is nested too deeply"]
 
 
 def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ def test_a_file_in_sparks_language_becomes_the_same_kind_of_graph(tmp_path: Path
     [
         (('target="lake"', 'target="lakes"'), "there is no table or sink 'lakes' (did you mean lake?)"),
         (('queue_sink("totals")', 'queue_sink("a b")'), "orders.py:18: to_totals: topic: 'a b' cannot name"),
-        (("def other", "def one"), "there are two flows called 'one': rename one"),
+        (("def other", "def one"), "two flows have the name 'one': rename one"),
         (('"delta", "lake"', '"delta", ""'), "say where: delta: a directory"),
         (("@dp.table(", "@dp.tabel("), "orders.py:14: AttributeError"),
         (('parse="json"', 'parse="yaml"'), "orders.py:10: ValueError: parse is 'yaml'"),
         (("spark = SparkSession.active()", "spark = SparkSession.active("), "SyntaxError"),
-        (('@dp.append_flow(target="both")', "#"), "nothing goes to 'both': add a flow"),
-        (('partition_cols=["id"]', 'format="csv"'), "a table is stored as parquet or delta, not as csv"),
+        (('@dp.append_flow(target="both")', "#"), "no flow writes to 'both': add one"),
+        (('partition_cols=["id"]', 'format="csv"'), "a table can be stored as parquet or delta, but not as csv"),
     ],
 )
 def test_faults_in_python_have_their_line_too(change: tuple[str, str], expected: str, tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_sparks_own_spec_names_the_files_and_the_settings(tmp_path: Path) -> Non
     assert [each.partition("configuration.")[2] for each in problems(file)] == [
         "penstock.restart: there is no setting 'restart' (did you mean restarts?); there are: url, ca_file, trigger, "
         "restarts, restart_pause_s, restart_pause_s_max",
-        "penstock.restarts: 'x' is no number",
+        "penstock.restarts: 'x' is not a number",
     ]
     written(tmp_path, spec.replace("orders.py", "none.py") + "  {}\n", file.name)
-    assert "names no file" in problems(file)[0]
+    assert "does not match any file" in problems(file)[0]
     written(tmp_path, "name: shop\n", file.name)
     assert any("storage" in each for each in problems(file))
 

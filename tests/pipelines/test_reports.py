@@ -32,7 +32,7 @@ def test_a_run_tells_its_batches_and_rejects_by_reason_to_its_server(queues: Que
     told = reports(queues.url, name)
     assert told[0]["version"] == 1 and told[-1] == {"version": 1, **(bench.state.read_status() or {})}
     (rejects,) = [each for each in told[-1]["queries"] if each["query"] == "parsed_rejects"]
-    assert (rejects["batches"], rejects["rejects"]) == (1, {"parsed: the body is no JSON": 1})
+    assert (rejects["batches"], rejects["rejects"]) == (1, {"parsed: the body is not JSON": 1})
     found = queues.rest("GET", f"/v1/queues/{QUEUE}")
     assert found["settings"]["retention_bytes"] == 16 * 1024 * 1024
     assert queues.rest("GET", f"/v1/queues/{QUEUE}/channels")["channels"] == [], "nobody has to take them"

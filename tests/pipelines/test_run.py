@@ -60,7 +60,7 @@ def test_good_rows_go_to_every_sink_and_bad_ones_to_the_dead_letters_once(queues
     ]
     assert said == [
         ('{"id": 2, "amount": -2}', "check failed: amount is positive", "1"),
-        ("no json", "the body is no JSON", "2"),
+        ("no json", "the body is not JSON", "2"),
         ('{"id": "x", "amount": 1}', "the body does not fit the schema: id bigint, amount double", "3"),
     ]
     assert letters[0]["attributes"]["penstock.queue"] == queues.name()
@@ -371,10 +371,10 @@ def test_rows_that_fail_are_dead_letters_of_their_queue_and_go_back_by_redrive(q
             (queues.name(), 2),
         ]
         told = [letter.history[-1].error for letter in letters]
-        assert told == ["read: the body is no JSON", "checked: check failed: positive"]
+        assert told == ["read: the body is not JSON", "checked: check failed: positive"]
         frame = queues.reader("q.dead", includeDeadLetters="true").selectExpr("deadOrigin.offset", "attempts")
         assert sorted(map(tuple, frame.collect())) == [(1, 1), (2, 1)]
-        task = ps.redrive(queues.name("q.dead"), error="no JSON").wait(timeout=10)
+        task = ps.redrive(queues.name("q.dead"), error="not JSON").wait(timeout=10)
         assert (task.moved, task.skipped) == (1, 1)
         assert [message.body for message in dead.browse(limit=10)] == [b'{"id": -1}']
         assert [record["body"] for record in queues.records()][-1] == "no json"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+import time
 import typing
 from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock.cli.exits import Exit, exit_of
 from penstock.core.errors import InvalidRequest
 from penstock.server.engines import ENGINES, Engine, opener_for
 from penstock.server.settings import ServerSettings
+from penstock.store.errors import LogUnavailable
+
+TOLD_S_MAX = 8
+"""It takes about one second; a machine that does a lot besides may take some."""
 
 STORES = {"EmbeddedStore", "MemoryStore", "KafkaStore", "ClaimedStore", "StoreView"}
 
@@ -53,3 +61,34 @@ def test_nobody_asks_what_class_a_store_is() -> None:
         and STORES & {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
     ]
     assert not found
+
+
+@pytest.mark.parametrize(
+    "command", ["serve --sqs-port 0 --http-port 0 --nsq-tcp-port 0 --nsq-http-port 0", "cluster show"]
+)
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ("--bootstrap 127.0.0.1:1", "Kafka at 127.0.0.1:1"),
+        ("--zookeeper 127.0.0.1:1", "ZooKeeper at 127.0.0.1:1"),
+    ],
+    ids=["kafka", "zookeeper"],
+)
+def test_who_waits_for_what_is_not_there_is_told_at_once_where_it_is_looked_for(
+    tmp_path: Path, command: str, flags: str, place: str
+) -> None:
+    engine = f"--engine {place.split()[0].lower()} --data {tmp_path}" if command.startswith("serve") else ""
+    words = [sys.executable, "-m", "penstock", *command.split(), *flags.split(), *engine.split()]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            started_s = time.monotonic()
+            told = next(line for line in process.stderr if f"waiting for {place}" in line)
+            assert time.monotonic() - started_s < TOLD_S_MAX
+            assert "giving up after" in told
+        finally:
+            process.kill()
+
+
+def test_what_does_not_answer_is_worth_another_try_later() -> None:
+    assert exit_of(LogUnavailable("Kafka does not answer")) == Exit.UNREACHABLE

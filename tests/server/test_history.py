@@ -180,6 +180,24 @@ def test_points_say_what_happened_and_survive_a_restart(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_what_a_new_queue_got_before_its_first_point_counts(tmp_path: Path) -> None:
+    async def work() -> None:
+        server, now_s = Server(tmp_path), time.time()
+        await server.shard.call(CreateQueue(name="before"))
+        await server.shard.call(Send(queue="before", bodies=[b"x"] * 10))
+        await server.tick(now_s)
+        began_s = server.history._before_s
+        await asyncio.sleep(0.05)
+        await server.shard.call(Send(queue="by-hand", bodies=[b"x"] * 20))
+        await server.tick(now_s + 10)
+        seconds = server.history._before_s - began_s
+        assert server.last("by-hand", now_s + 10)["sent"] == pytest.approx(20 / seconds, rel=0.01)
+        assert server.last("before", now_s + 10)["sent"] == 0
+        await server.close()
+
+    asyncio.run(work())
+
+
 def test_only_so_many_queues_have_series_and_those_are_the_busiest(tmp_path: Path) -> None:
     async def work() -> None:
         server, now_s = Server(tmp_path, queues=2), time.time()

@@ -9,11 +9,11 @@ import threading
 import weakref
 from functools import partial
 
-from penstock.server.writer import Writer
+from penstock.server.tasks import Writer
 
 EXITING = """
 import time
-from penstock.server.writer import Writer
+from penstock.server.tasks import Writer
 
 writer = Writer("test")
 writer.submit(lambda: time.sleep(0.2))

@@ -47,6 +47,8 @@ RESTARTING_SEEDS = 5_000_000
 that the clock went back, whatever there is."""
 STAGING_SEEDS = 6_000_000
 """From this seed on, clients write large units of work before they commit them."""
+OPERATING_SEEDS = 8_000_000
+"""From this seed on, operators delete dead letters, move messages of any queue anywhere, and see who holds what."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -188,6 +190,8 @@ class Simulator:
         return DiskEngine(self.rng) if self.rng.random() < 0.5 else MemoryEngine()
 
     def _draw_workload(self) -> Workload:
+        if self.seed >= OPERATING_SEEDS:
+            return WholeWorkload(self.rng, pushes=True, operates=True)
         if self.seed >= STAGING_SEEDS:
             return Workload(self.rng, stages=True)
         if self.seed >= WHOLE_SEEDS:
@@ -245,6 +249,8 @@ class Simulator:
         self.counts["commands"] += len(commands)
         self.counts["forgotten deliveries settled"] += self.world.model.recalled
         self.world.model.recalled = 0
+        self.counts["dead letters deleted"] += self.world.model.deleted
+        self.world.model.deleted = 0
         self.fault_in -= 1
         self.saving_in -= 1
         if self.fault_in < 0:
@@ -286,6 +292,8 @@ class Simulator:
             self._count_delivery(outcome)
         elif any(command is each for each in self.world.repeated):
             self.counts["commands repeated"] += 1  # learnt the first time; since then the queue may be another one
+        elif isinstance(command, c.StartRedrive):
+            self.counts["redrives elsewhere"] += command.target is not None and not command.check_only
         elif isinstance(command, c.Send):
             self.ledger.sent_to(command.queue, outcome)
             self.counts["messages sent"] += outcome.count

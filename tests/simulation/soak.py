@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from tests.simulation.model import Violation
 from tests.simulation.shrink import reason
 from tests.simulation.simulator import (
+    OPERATING_SEEDS,
     PUSHING_SEEDS,
     RECALLING_SEEDS,
     REPEATING_SEEDS,
@@ -38,19 +39,21 @@ def spread(count: int) -> list[int]:
     """So many seeds, of every kind.
 
     >>> [seed // 1_000_000 for seed in spread(10)]
-    [0, 1, 2, 3, 3, 3, 4, 4, 5, 6]
+    [0, 1, 3, 3, 3, 4, 4, 5, 6, 8]
     """
-    pushing = repeating = staging = restarting = count // 10
+    pushing = staging = restarting = operating = count // 10
+    repeating = count // 20
     whole = 3 * count // 10
     recalling = count // 5
     counts = {
-        0: count - pushing - repeating - whole - recalling - restarting - staging,
+        0: count - pushing - repeating - whole - recalling - restarting - staging - operating,
         PUSHING_SEEDS: pushing,
         REPEATING_SEEDS: repeating,
         WHOLE_SEEDS: whole,
         RECALLING_SEEDS: recalling,
         RESTARTING_SEEDS: restarting,
         STAGING_SEEDS: staging,
+        OPERATING_SEEDS: operating,
     }
     return [seed for first, some in counts.items() for seed in range(first, first + some)]
 

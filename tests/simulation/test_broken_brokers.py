@@ -40,6 +40,7 @@ from penstock.core.queues import position
 from penstock.core.queues.queue import Queue
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.records import Mark
+from penstock.core.transfer import moves
 from tests.simulation.model import Violation
 from tests.simulation.test_found_faults import Case, create, pause, receive, send
 
@@ -97,6 +98,41 @@ def test_a_purge_of_the_backlog_that_takes_what_was_shown(case: Case, replace: R
     replace(c.PurgeBacklog, lambda honest: lambda broker, command: broker.queues["q"].purge())
     with pytest.raises(Violation, match="dropped 2 messages of a backlog of 1"):
         case.do(create(), send(b"1"), pause(), send(b"2"), c.PurgeBacklog(queue="q"))
+
+
+# -- what operators do -------------------------------------------------------------------------------------------------
+
+
+def bury(case: Case) -> None:
+    """Two dead letters, each with another error."""
+    case.do(create(max_receives=1), send(b"1"), send(b"2"))
+    for error in ("no", "boom"):
+        delivery = case.do(receive(1))[0]
+        case.do(c.Release(queue="q", spans=[delivery.runs[0].spans()[0]], error=error))
+
+
+def test_a_deletion_of_one_group_that_takes_another(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    bury(case)
+    breaking.setattr(moves, "is_wanted", lambda seen, error, group, origins: True)
+    with pytest.raises(Violation, match="0 was deleted, and nobody asked for that"):
+        case.do(c.StartRedrive(queue="q.dead", group="boom", discard=True))
+        case.do(c.Browse(queue="q.dead"), at_ms=10)
+
+
+def test_a_deletion_that_leaves_what_was_asked_for(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    bury(case)
+    breaking.setattr(moves, "is_wanted", lambda seen, error, group, origins: False)
+    with pytest.raises(Violation, match="is done, but did not move"):
+        case.do(c.StartRedrive(queue="q.dead", discard=True))
+        case.do(c.Browse(queue="q.dead"), at_ms=10)
+
+
+def test_a_session_that_is_said_to_hold_nothing(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    session = case.do(create(), send(b"1"), c.OpenSession(name="ann"))[-1]
+    case.do(receive(session=session), c.ListSessions(queue="q"))
+    breaking.setattr(Channel, "leases_of", lambda channel, session: (0, 0, 0))
+    with pytest.raises(Violation, match="the sessions are"):
+        case.do(c.ListSessions(queue="q"))
 
 
 # -- acks that wait for no commit, and others by sequence --------------------------------------------------------------

@@ -13,6 +13,7 @@ from penstock.core.storage.changes import Changes
 from tests.simulation.engines import Fault, Kept, MemoryEngine
 from tests.simulation.model import Violation
 from tests.simulation.simulator import (
+    OPERATING_SEEDS,
     PUSHING_SEEDS,
     RECALLING_SEEDS,
     REPEATING_SEEDS,
@@ -86,6 +87,14 @@ def test_no_seed_shows_a_part_of_what_was_staged(first: int) -> None:
     first += STAGING_SEEDS
     counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
     assert sum(count["stages committed"] for count in counts) > SEEDS_A_TEST, "nothing that was staged was committed"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 10, SEEDS_A_TEST))
+def test_no_seed_loses_what_an_operator_did_not_delete(first: int) -> None:
+    first += OPERATING_SEEDS
+    counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
+    assert sum(count["dead letters deleted"] for count in counts), "nothing was deleted"
+    assert sum(count["redrives elsewhere"] for count in counts), "nothing went elsewhere"
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

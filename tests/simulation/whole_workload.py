@@ -23,7 +23,11 @@ STREAMS = ("one", "two")
 class WholeWorkload(Workload):
     """Commands for a step at a time, of every kind."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, operates: bool = False, **options: Any) -> None:
+        """With `operates`, operators do more of what the console offers."""
+        self.operates = operates
+        self.tasks: list[int] = []
+        """Redrives that were started."""
         self.ends: dict[str, int] = {}
         """Queue -> the offset after the last message that was sent, as far as clients know."""
         self.marks: dict[str, int] = {}
@@ -44,24 +48,33 @@ class WholeWorkload(Workload):
         return plan
 
     def _weights(self) -> dict[Maker, float]:
-        return super()._weights() | {
-            self._ack_lazily: 8,
-            self._give_back: 4,
-            self._marked_work: 4,
-            self._last_mark: 1,
-            self._ack_up_to: 1.5,
-            self._pause_queue: 2.5,
-            self._purge_backlog: 0.5,
-            self._look_up: 1,
-            self._delete_messages: 1.5,
-            self._reschedule: 3,
-        }
+        operating: dict[Maker, float] = {}
+        if self.operates:
+            operating = {self._redrive: 8, self._cancel_redrive: 2, self._list_sessions: 4, self._end_session: 2}
+        return (
+            super()._weights()
+            | operating
+            | {
+                self._ack_lazily: 8,
+                self._give_back: 4,
+                self._marked_work: 4,
+                self._last_mark: 1,
+                self._ack_up_to: 1.5,
+                self._pause_queue: 2.5,
+                self._purge_backlog: 0.5,
+                self._look_up: 1,
+                self._delete_messages: 1.5,
+                self._reschedule: 3,
+            }
+        )
 
     def observe(self, command: c.Command, outcome: Any) -> None:
         """A reply was released."""
         super().observe(command, outcome)
         if isinstance(outcome, PenstockError):
             return
+        if isinstance(command, c.StartRedrive) and outcome.task:
+            self.tasks.append(outcome.task)
         if isinstance(command, c.Send):
             self._sent(command, outcome)
         elif isinstance(command, c.CommitWork) and not command.check_only:
@@ -141,6 +154,31 @@ class WholeWorkload(Workload):
         elif self.rng.random() < 0.5:
             found.due_ms = now_ms + self.rng.choice([-1_000, 1, 1_000, MINUTE_MS])
         return found
+
+    def _redrive(self, now_ms: int) -> c.Command | None:
+        redrive = super()._redrive(now_ms)
+        if not self.operates or not isinstance(redrive, c.StartRedrive):
+            return redrive
+        if self.rng.random() < 0.3:
+            redrive.queue = self.rng.choice([plan.name for plan in self.plans])
+        redrive.discard = self.rng.random() < 0.4
+        if self.rng.random() < (0.05 if redrive.discard else 0.4):
+            redrive.target = self.rng.choice([*(plan.name for plan in self.plans), "elsewhere", "elsewhere.fifo"])
+        return redrive
+
+    def _cancel_redrive(self, now_ms: int) -> c.Command | None:
+        return c.CancelRedrive(task=self.rng.choice([*self.tasks[-3:], 99_999]))
+
+    def _list_sessions(self, now_ms: int) -> c.Command | None:
+        queue = self.rng.choice([None, self._place()[0]])
+        return c.ListSessions(queue=queue, after=self.rng.choice([-1, -1, 0, 3]))
+
+    def _end_session(self, now_ms: int) -> c.Command | None:
+        end = super()._end_session(now_ms)
+        if self.operates and isinstance(end, c.EndSession):
+            end.shard = self.rng.choice([None, 0, 0, 1])
+            end.error = self.rng.choice([end.error, "ended by ann"])
+        return end
 
     # -- queues and channels -------------------------------------------------------------------------------------------
 

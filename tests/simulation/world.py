@@ -59,6 +59,9 @@ ALWAYS = (
 )
 """Those that always have one, or tell of one that may not be committed yet."""
 
+Making = c.CreateChannel | c.Receive | c.Subscribe | c.StartRedrive
+"""Commands that may make a channel."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -149,7 +152,9 @@ class World:
         self._let_due_happen(now_ms)
         if isinstance(command, c.Receive) and self._makes_main_without_lease(command):
             self._handle(c.CreateChannel(queue=command.queue, channel=c.MAIN), now_ms)
-        may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
+        if isinstance(command, c.StartRedrive) and self._is_new_channel(command) and self._would_start(command, now_ms):
+            self._handle(c.CreateChannel(queue=command.queue, channel=c.MAIN), now_ms)
+        may_create = isinstance(command, Making) and self._is_new_channel(command)
         if self.model.done_before(command, now_ms) is not None:
             self.repeated.append(command)
         had_to_commit = self.broker.must_commit
@@ -157,7 +162,7 @@ class World:
         self.trace.append((now_ms, command, outcome))
         if isinstance(command, c.AckSequences) and not command.durable:
             demand(self.broker.must_commit == had_to_commit, "an ack that nobody is told of asked for a commit")
-        if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
+        if may_create and isinstance(command, Making):
             self._look_at_new_channel(command, outcome, now_ms)
         self.model.accept(command, outcome, now_ms)
         self._read_arrivals(now_ms)
@@ -171,22 +176,26 @@ class World:
         config = self.model.queues[command.queue].config
         return (config.lease_ms if command.lease_ms is None else command.lease_ms) == 0
 
-    def _is_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe) -> bool:
-        queue = self.model.queues.get(command.queue)
-        return queue is not None and command.channel not in queue.channels
+    def _would_start(self, command: c.StartRedrive, now_ms: int) -> bool:
+        """A look at the channel that it makes would come too late as well: some messages are gone by then."""
+        dry_run = msgspec.structs.replace(command, check_only=True)
+        return not command.check_only and not isinstance(self._ask(dry_run, now_ms), PenstockError)
 
-    def _look_at_new_channel(
-        self, command: c.CreateChannel | c.Receive | c.Subscribe, outcome: Outcome, now_ms: int
-    ) -> None:
+    def _is_new_channel(self, command: Making) -> bool:
+        queue = self.model.queues.get(command.queue)
+        return queue is not None and getattr(command, "channel", c.MAIN) not in queue.channels
+
+    def _look_at_new_channel(self, command: Making, outcome: Outcome, now_ms: int) -> None:
         """If the command made a channel, tell the model what it starts with. A refused one must not have made any."""
+        channel = getattr(command, "channel", c.MAIN)
         info = self._ask(c.DescribeQueue(name=command.queue), now_ms)
-        if isinstance(info, PenstockError) or command.channel not in info.channels:
+        if isinstance(info, PenstockError) or channel not in info.channels:
             return
         demand(not isinstance(outcome, PenstockError), f"refused with {outcome!r}, and yet a channel was made")
-        seen = self.broker.handle(c.Browse(queue=command.queue, channel=command.channel, limit=ALL), now_ms)
+        seen = self.broker.handle(c.Browse(queue=command.queue, channel=channel, limit=ALL), now_ms)
         start = command.start if isinstance(command, c.CreateChannel) else "head"
         offset = command.offset if isinstance(command, c.CreateChannel) else None
-        self.model.channel_made(command.queue, command.channel, start, seen, now_ms, offset)
+        self.model.channel_made(command.queue, channel, start, seen, now_ms, offset)
 
     def _let_due_happen(self, now_ms: int) -> None:
         """The broker does what is due before a command; a command without effect shows it to the model by itself."""
@@ -212,6 +221,8 @@ class World:
             offset = self.model.queues[name].next_sequence or 0
             records = self.broker.handle(c.ReadRecords(queue=name, offset=offset, limit=ALL), now_ms)
             self.model.arrived(name, records)
+        for name in self.model.discarding():
+            self.model.kept(name, self.broker.handle(c.Browse(queue=name, limit=ALL), now_ms))
 
     def _read_sized(self, now_ms: int) -> None:
         """Read the log of queues that may have become too large."""

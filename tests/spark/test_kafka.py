@@ -50,10 +50,26 @@ _READS = re.compile(r'^penstock_requests_total\{(?=.*action="read")(?=.*protocol
 
 
 @pytest.fixture(scope="module")
-def node(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: F811
-    directory = tmp_path_factory.mktemp("node")
+def cluster_name() -> str:
+    return unique_prefix("spark")
+
+
+@pytest.fixture(scope="module")
+def node(
+    kafka: KafkaCluster,  # noqa: F811
+    cluster_name: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    with serving_node(kafka, cluster_name, "n1", tmp_path_factory.mktemp("node")) as running:
+        yield running
+    assert running.failures_logged() == []
+
+
+@contextlib.contextmanager
+def serving_node(backend: KafkaCluster, cluster: str, name: str, directory: Path) -> Iterator[Server]:
+    """A node that has ended when the block has."""
     config = directory / "penstock.toml"
-    text = settings_text(kafka, unique_prefix("spark"), "n1", directory / "data", session_s=6.0)
+    text = settings_text(backend, cluster, name, directory / "data", session_s=6.0)
     config.write_text(f"{text}message_bytes_max = {MESSAGE_BYTES_MAX}\n{SOON_CLEANED}")
     running = Server(directory, "--config", str(config))
     try:
@@ -61,7 +77,6 @@ def node(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
     finally:
         running.kill()
-    assert running.failures_logged() == []
 
 
 def start(node: Server) -> None:
@@ -96,9 +111,9 @@ def values(queues: Queues, at: KafkaPlace, start: int = 0, stop: int | None = No
     return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
 
-def end(queues: Queues) -> int:
+def end(queues: Queues, short: str = "q") -> int:
     with contextlib.closing(place(queues)) as at:
-        return at.find([queues.name()])[Part(queues.name(), 0)].end
+        return at.find([queues.name(short)])[Part(queues.name(short), 0)].end
 
 
 def numbered(start: int, stop: int) -> list[tuple[int, bytes]]:
@@ -139,6 +154,46 @@ def test_a_stream_reads_from_kafka_and_commits_to_its_channel_across_a_killed_no
     queues.run(stream())
     assert queues.output() == list(range(3_000))
     assert reads(queues.server) == 0, "it counts from its start"
+
+
+def test_a_stream_goes_on_when_the_first_node_of_its_url_dies(
+    queues: Queues,
+    spark: Any,
+    kafka: KafkaCluster,  # noqa: F811
+    cluster_name: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    queues.create()
+    queues.create("copies")
+    queues.send(1_000)
+    first = queues.server
+    with serving_node(kafka, cluster_name, "n2", tmp_path_factory.mktemp("second")) as second:
+        both = f"http://127.0.0.1:{first.http_port},127.0.0.1:{second.http_port}"
+        place_of_both = {"url": both, "timeout": "120"}
+        stream = queues.stream(channel="spark", readFrom="server", maxOffsetsPerTrigger=500, **place_of_both)
+        writer = stream.select("value").writeStream.format("penstock").options(**place_of_both)
+        writer = writer.options(topic=queues.name("copies"), checkpointLocation=str(queues.directory / "both"))
+        query = writer.start()
+        try:
+            until(lambda: query.lastProgress is not None and query.lastProgress.batchId >= 1, START_S_MAX)
+            first.kill()
+            queues.server = second
+            queues.send(1_000, start=1_000)
+            until(lambda: not query.isActive or end(queues, "copies") >= end(queues), START_S_MAX)
+            if not query.isActive:  # the node had the files of a batch that was not published yet
+                assert "Nothing of the write was sent" in str(query.exception())
+                query = writer.start()
+                until(lambda: not query.isActive or end(queues, "copies") >= end(queues), START_S_MAX)
+            assert query.exception() is None
+        finally:
+            query.stop()
+            if first.process.poll() is not None:
+                start(first)
+            queues.server = first
+    until(lambda: first._http("/healthz")[0] == 200, START_S_MAX)
+    copies, sent = [queues.numbers(queues.reader(each, readFrom="server", timeout=120)) for each in ("copies", "q")]
+    assert set(sent) == set(range(2_000))
+    assert copies == sent, "once, but for what the test itself has sent again"
 
 
 def test_a_large_publish_is_whole_or_nothing_on_a_cluster_whose_node_is_killed(queues: Queues) -> None:

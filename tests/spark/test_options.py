@@ -22,7 +22,8 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
     ("options", "streaming", "says"),
     [
         ({"subscribed": "x"}, False, "did you mean subscribe"),
-        ({"kafka.bootstrap.servers": "x"}, False, "a source takes: url, token"),
+        ({"kafka.bootstrap.servers": "x"}, False, r"did you mean url\?\); a source takes: url, token"),
+        ({"kafka.group.id": "x"}, True, r"did you mean channel\?"),
         ({"subscribe": None}, False, "exactly one of subscribe, subscribePattern and assign"),
         ({"subscribePattern": "x"}, False, "exactly one of"),
         ({"subscribe": " , "}, False, "at least one queue"),
@@ -33,7 +34,8 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"subscribe": None, "assign": '{"orders": [0, -1]}'}, False, r"a list such as \[0\]"),
         ({"url": None}, False, "say where the queues are"),
         ({"path": "/data"}, False, "say where the queues are"),
-        ({"url": "localhost:9325"}, False, "http://host:port"),
+        ({"url": "localhost"}, False, "write penstock://host:9325 or http://host:9325"),
+        ({"url": "http://a:1,b:x"}, False, "'http://a:1,b:x' is no address of a server"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
         ({"startingOffsets": "newest"}, False, "earliest, latest, latest-10 or"),
         ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
@@ -44,6 +46,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"endingOffsets": '{"orders": {"0": 7, "1": -2}}'}, False, "cannot be earliest"),
         ({"startingOffsets": '{"billing": {"0": 7}}'}, False, "name the same ones"),
         ({"startingOffsets": "latest"}, False, "cannot be latest"),
+        ({"startingOffsets": '{"orders": {"0": 7, "1": -1}}'}, False, "cannot be latest"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, False, "give one of them"),
         ({"endingOffsets": "earliest"}, False, "cannot be earliest"),
         ({"endingOffsets": "latest"}, True, "endingOffsets is for a batch"),
@@ -58,7 +61,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"startingOffsetsByTimestamp": '{"other": {"0": 5}}'}, False, "name the same ones"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "startingTimestamp": "5"}, False, "give one of them"),
         ({"endingOffsetsByTimestamp": '{"orders": {"0": 5}}'}, True, "is for a batch"),
-        ({"startingOffsetsByTimestampStrategy": "guess"}, False, "latest or error"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, False, "error or latest"),
         ({"includeDeadLetters": "some"}, False, "true or false"),
         ({"maxOffsetsPerTrigger": "0"}, True, "at least 1"),
         ({"maxBytesPerTrigger": "1 MB"}, True, "whole number"),
@@ -84,6 +87,11 @@ def test_a_wrong_option_is_an_error_that_says_what_is_right(
 
 def test_names_of_options_are_the_same_in_any_case() -> None:
     assert parse(MAXOFFSETSPERTRIGGER="7", streaming=True).max_offsets == 7
+
+
+@pytest.mark.parametrize("url", ["localhost:9325", "penstock://a,b:9325", "http://a:9325,b:9325/", "https://a"])
+def test_a_url_is_what_connect_takes(url: str) -> None:
+    assert parse(url=url).where.url == url
 
 
 def test_offsets_are_words_or_numbers() -> None:

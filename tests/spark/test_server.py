@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,8 @@ import pytest
 
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.server import Connection
+from penstock.spark.server import Connection, answering_first
+from tests.ports import free_port
 
 ANSWER = b'{"queues": ["orders"], "last": ""}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
@@ -72,3 +74,39 @@ def test_answers_that_always_break_off_are_an_error_in_the_end() -> None:
         pytest.raises(ServerFailed, match=r"cannot be reached: IncompleteRead\(10 bytes read, 24 more expected\)"),
     ):
         connection.ask("GET", "/v1/bulk/queues")
+
+
+def test_when_the_first_of_several_servers_is_dead_the_next_one_is_asked() -> None:
+    with breaking([HEAD + ANSWER]) as url:
+        several = f"http://127.0.0.1:{free_port()},127.0.0.1:{free_port()},{url.removeprefix('http://')}"
+        began_s = time.monotonic()
+        with contextlib.closing(Connection(Where(url=several, timeout_s=0.3))) as connection:
+            for _ in range(3):
+                assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
+        assert time.monotonic() - began_s < 5, "no pauses before a server that was not asked yet"
+
+
+def test_a_server_that_dies_is_left_for_the_next_one() -> None:
+    with breaking([HEAD + ANSWER]) as other:
+        with breaking([HEAD + ANSWER]) as one:
+            connection = Connection(Where(url=f"{one},{other.removeprefix('http://')}", timeout_s=5))
+            assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
+        assert connection.ask("GET", "/v1/bulk/queues")["queues"] == ["orders"]
+        connection.close()
+
+
+def test_all_tasks_of_a_write_begin_with_the_server_that_answered_its_driver() -> None:
+    dead = free_port()
+    with breaking([HEAD + ANSWER]) as url:
+        there = url.removeprefix("http://")
+        found = answering_first(Where(url=f"http://127.0.0.1:{dead},{there},127.0.0.1:1", token="t"))
+        assert found == Where(url=f"penstock://{there},127.0.0.1:1,127.0.0.1:{dead}", token="t")
+        assert answering_first(Where(url=url)) == Where(url=url)
+    nobody = Where(url=f"http://127.0.0.1:{dead},127.0.0.1:{dead}")
+    assert answering_first(nobody) == nobody
+
+
+def test_when_none_of_several_servers_answers_the_error_names_them_all() -> None:
+    url = f"http://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(ServerFailed, match=f"{url} cannot be reached: ConnectionRefusedError"):
+        Connection(Where(url=url, timeout_s=0.3)).ask("GET", "/v1/bulk/queues")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import xxhash
 from penstock.core.storage.changes import Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, RealDisk
 from penstock.store.errors import CommitFailed, DiskFailed, DiskFull, StoreDamaged, StoreVersion
+from penstock.store.journal.file import SEGMENT_BYTES as SEGMENT_BYTES_OF_FILES
 from penstock.store.journal.file import FileJournal
 from penstock.store.journal.frames import (
     ALIGNMENT,
@@ -540,3 +542,21 @@ def test_journal_starts_small_and_grows_with_use(tmp_path: Path) -> None:
     journal.close()
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
     assert sizes[:3] == [1 << 20, 4 << 20, 8 << 20]
+
+
+def test_a_commit_larger_than_a_segment_is_written_once_and_no_zeros_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = FileJournal(RealDisk(), tmp_path, IDENTITY, background=False)
+    list(journal.replay(0))
+    journal.append(commit_of(1))
+    zeros: list[int] = []
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *given: zeros.append(len(given[1])) or write(*given))
+    journal.append(commit_of(2, 32 << 20))
+    journal.append(commit_of(3))
+    journal.close()
+    assert sum(zeros) <= 3 * SEGMENT_BYTES_OF_FILES, "the next segments, and nothing under the frame"
+    again = FileJournal(RealDisk(), tmp_path, IDENTITY, background=False)
+    assert [changes.records[b"n"] for _, changes in again.replay(0)] == values(1, 3)
+    again.close()

@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock.cli import transfer
-from penstock.core.commands import Browse, DescribeQueue, QueueStats, Send
+from penstock.core.commands import Browse, Command, CreateChannel, DescribeQueue, LastMark, QueueStats, Send
 from penstock.core.errors import InvalidRequest, QueueExists, StoreError
 from penstock.core.queues.attributes import TypedBytes, TypedText, encode_attributes
 from penstock.core.storage.chunk import Chunk
@@ -305,6 +305,42 @@ class Failing(DirectoryPlace):
                 super().send(sections, mark)
             raise StoreError("the connection broke")
         return super().send(sections, mark)
+
+
+class OnItsWay:
+    """Calls to a place in which batches are on their way to their shard for a while, and somebody else sends too."""
+
+    def __init__(self, ps: penstock.Penstock) -> None:
+        self._caller = ps._caller
+        self.identity = self._caller.identity
+        self.looks = 0
+        self.looks_before_channel = -1
+
+    def call(self, command: Command) -> Any:
+        if isinstance(command, LastMark) and command.arrived:
+            self.looks += 1
+            self._caller.call(Send(queue="news", bodies=[b"a dead letter"] * 100))
+            if self.looks % 3:
+                return -1
+        if isinstance(command, CreateChannel) and command.channel == "late":
+            self.looks_before_channel = self.looks
+        return self._caller.call(command)
+
+
+def test_a_channel_waits_for_the_batches_before_it_whoever_else_sends(tmp_path: Path) -> None:
+    channels = [ChannelLine("main"), ChannelLine("late")]
+    messages = [
+        MessageLine(sequence=at, id=f"m{at}", sent_ms=at, body=f"{at}", done_for=["late"] if at < 10 else [])
+        for at in range(20)
+    ]
+    path = write(tmp_path / "file", [QueueLine(queue="news", channels=channels), *messages])
+    with penstock.open(tmp_path / "new") as ps, path.open("rb") as file:
+        place = DirectoryPlace(ps._caller)
+        place.caller = calls = OnItsWay(ps)
+        checked = check_export(read_export(file, "file", path))
+        items = read_export(file, "file", path)
+        done = Import(place, checked, into_existing=False, progress=lambda *_: None).run(items)
+        assert (done.messages, calls.looks_before_channel, calls.looks) == (20, 3, 6)
 
 
 @pytest.mark.parametrize("is_done", [False, True])

@@ -23,12 +23,13 @@ Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [clu
 Bootstrap = Annotated[str | None, Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
 ZooKeeper = Annotated[str | None, Option("--zookeeper", help="HOST:PORT of some ZooKeeper servers.")]
 Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]
-Wait = Annotated[float, Option("--wait", help="Wait so many seconds until it is done.")]
+Wait = Annotated[float, Option("--wait", help="Seconds to wait until it is done.")]
 
 
 def _look(
     config: Path | None, bootstrap: str | None, zookeeper: str | None, cluster: str | None, *, is_quick: bool = False
 ) -> ClusterView:
+    from penstock.cluster.membership.base import wait_told
     from penstock.server import settings
     from penstock.server.engines import ENGINES
 
@@ -39,9 +40,9 @@ def _look(
     if engine not in settings.CLUSTER_CLIENTS or bootstrap is not None:
         engine = "kafka"
     found = found.overridden("cluster", name=cluster).overridden("kafka", bootstrap=bootstrap)
-    view: ClusterView = (
-        ENGINES[engine].load_cluster()(found.overridden("zookeeper", hosts=zookeeper)).look(is_quick=is_quick)
-    )
+    cluster_engine = ENGINES[engine].load_cluster()(found.overridden("zookeeper", hosts=zookeeper))
+    with wait_told(cluster_engine, lambda text: print(f"penstock: {text}", file=sys.stderr, flush=True)):
+        view: ClusterView = cluster_engine.look(is_quick=is_quick)
     return view
 
 

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -103,7 +103,7 @@ class Exit(IntEnum):
     NOTHING = 3
     """Nothing was there: no message to receive, to show or to change, no such queue, channel, consumer or directory."""
     UNREACHABLE = 4
-    """The server does not answer, or another process has the directory. Trying again later may work."""
+    """The server, Kafka or ZooKeeper does not answer, or another process has the directory. A later try may work."""
     REFUSED = 5
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
@@ -120,6 +120,7 @@ _EXITS = {
     "NotFound": Exit.NOTHING,
     "StoreLocked": Exit.UNREACHABLE,
     "ConnectionLost": Exit.UNREACHABLE,
+    "LogUnavailable": Exit.UNREACHABLE,
     "AccessDenied": Exit.REFUSED,
 }
 
@@ -192,11 +193,12 @@ def is_expected(error: BaseException) -> bool:
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str | Callable[[], str], yes: bool) -> None:
     """Ask, if a person can answer. Anything but yes ends the command, and nothing was done."""
     if yes or sys.stdin is None or not sys.stdin.isatty():
         return
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    text = question if isinstance(question, str) else question()
+    print(f"{text} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print("penstock: nothing was done", file=sys.stderr)
         raise click.exceptions.Exit(Exit.FAILED)

@@ -39,9 +39,18 @@ def explain(
     if queue is None and isinstance(named(message), int):
         raise click.UsageError(f"{message} is a sequence number: say of which queue, with --queue.")
     life = ps.find_message(message) if queue is None else ps.queue(queue).look_up(named(message))
+    is_done = all(each.state.name == "DONE" for each in life.channels)
     if as_json:
         print_json([_as_row(life)])
-        return
+    else:
+        _print_life(life)
+        if is_done:
+            print("\nIt is done in every channel: acknowledged, or deleted.")
+    if is_done:
+        raise click.exceptions.Exit(Exit.NOTHING)
+
+
+def _print_life(life: MessageLife) -> None:
     body = life.body[:1_000].decode(errors="replace")
     print(f"{life.id}  {life.queue}, number {life.sequence}, {counted(len(life.body), 'byte')}\n")
     print("\n".join(life.lines()))
@@ -58,7 +67,7 @@ def _in_channel(each: Any) -> dict[str, Any]:
         "channel": each.channel,
         "state": each.state.name.lower(),
         "attempts": each.attempts,
-        "held_by": each.holder or ("" if each.state.name != "LEASED" else "no session"),
+        "held_by": each.holder or ("" if each.state.name != "LEASED" else "its receipt (no session)"),
         "until": until,
         "failures": len(each.failures),
     }

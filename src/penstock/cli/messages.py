@@ -354,7 +354,7 @@ def receive(
             "--max",
             "-n",
             min=1,
-            help="Receive at most so many messages (1; with --follow: no limit).",
+            help="Receive at most this many messages (1; with --follow: no limit).",
             show_default=False,
         ),
     ] = None,

@@ -91,7 +91,9 @@ def replay(
     state: Annotated[
         Path | None, Option(help="The file to go on with.", show_default=".penstock/replay-....json")
     ] = None,
-    again: Annotated[bool, Option("--again", help="Begin anew, although it was done or begun before.")] = False,
+    again: Annotated[
+        bool, Option("--again", help="Start from the beginning, even if it was done or begun before.")
+    ] = False,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,

@@ -158,7 +158,7 @@ def top(
     prefix: Prefix = "",
     interval: Annotated[float, Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, Option("--once", help="Look for one interval, print one table, and end.")] = False,
-    looks: Annotated[int | None, Option(min=1, help="End after so many tables.", show_default=False)] = None,
+    looks: Annotated[int | None, Option(min=1, help="End after this many tables.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch queues: how many messages wait, how many are in flight, and how many come and go a second.

@@ -27,7 +27,7 @@ from penstock.cluster.base import ClusterMap, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, holder_of, limits_within, link_tls
-from penstock.cluster.membership.base import Batch, ClusterEngine, LedgerMaps, Listeners, Membership
+from penstock.cluster.membership.base import Batch, ClusterEngine, LedgerMaps, Listeners, Membership, wait_told
 from penstock.cluster.membership.ledger import (
     Ledger,
     LoadOfShard,
@@ -129,7 +129,8 @@ class ClusterNode(Node):
     async def _join(self) -> Router:
         cluster = self._settings.cluster
         self._opened.push_async_callback(asyncio.to_thread, self._engine.close)
-        await asyncio.to_thread(self._engine.prepare)
+        with wait_told(self._engine, log.warning):
+            await asyncio.to_thread(self._engine.prepare)
         host = ShardHost()
         await self._listen_for_links(host)
         self.maps = LedgerMaps(self._name)

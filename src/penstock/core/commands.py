@@ -810,12 +810,19 @@ class RecallWork(Command):
     mark: tuple[str, int] | None = None
 
 
-class LastMark(Command):
+class _FirstLastMark(Command):
+    """`LastMark` as it was first."""
+
+    name: str
+
+
+class LastMark(_FirstLastMark, kw_only=True):
     """Replies with the highest number of marked work of a name; -1 if there is none."""
 
     traits = Traits(reply=int, right="any", public=True, repeat=Repeat.READ, home=Home.MARK)
 
-    name: str
+    arrived: bool = False
+    """Reply -1, too, as long as anything of that work is on its way to another shard."""
 
 
 # -- other shards ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,12 @@ from penstock.pipelines.checkpoints import State, last_batch
 from penstock.pipelines.definition import Pipeline
 from penstock.pipelines.where import Where
 
-_STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
+_STARTS = (
+    "startingoffsets",
+    "startingtimestamp",
+    "startingoffsetsbytimestamp",
+    "startingoffsetsbytimestampstrategy",
+)
 Offsets = Mapping[str, Mapping[str, int]]
 
 
@@ -47,8 +52,10 @@ class Range:
         starting = {queue: at for queue, at in (self.starting or {}).items() if not read or queue in read}
         if starting:
             return {**kept, "startingOffsets": json.dumps(starting)}
-        start = ("startingOffsets", "earliest") if self.since_ms is None else ("startingTimestamp", str(self.since_ms))
-        return {**kept, start[0]: start[1]}
+        if self.since_ms is None:
+            return {**kept, "startingOffsets": "earliest"}
+        # A queue to which nothing was sent since then has nothing to do again.
+        return {**kept, "startingTimestamp": str(self.since_ms), "startingOffsetsByTimestampStrategy": "latest"}
 
     def cut(self, frame: Any) -> Any:
         """A source's rows up to this end."""

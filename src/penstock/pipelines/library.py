@@ -207,7 +207,7 @@ def reasons(parse: str | None, schema: str, checks: Mapping[str, str]) -> list[s
     return [*found, *(f"check failed: {name}" for name in checks)]
 
 
-_NO_TEXT, _NO_JSON = "the body is no UTF-8", "the body is no JSON"
+_NO_TEXT, _NO_JSON = "the body is not UTF-8", "the body is not JSON"
 
 
 def _no_fit(schema: str) -> str:

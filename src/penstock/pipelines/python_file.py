@@ -82,13 +82,13 @@ def read_spec(file: Path) -> Pipeline:
             told = f"there is no setting {name!r}{meant(name, _SPEC_SETTINGS)}"
             problems.append(Problem(Place(str(file), key=f"configuration.{key}"), told))
         elif (value := number_of(text, _SPEC_SETTINGS[name])) is None:
-            problems.append(Problem(Place(str(file), key=f"configuration.{key}"), f"{text!r} is no number"))
+            problems.append(Problem(Place(str(file), key=f"configuration.{key}"), f"{text!r} is not a number"))
         else:
             settings[name] = value
     files = _libraries(file, top, problems)
     for key in ("name", "storage"):
         if key not in top:
-            problems.append(Problem(Place(str(file)), f"has no {key}, which a spec needs"))
+            problems.append(Problem(Place(str(file)), f"a spec needs {key}, and this one has none"))
     if problems:
         raise InvalidDefinition(problems)
     database = top.text("database") or top.text("schema")
@@ -103,7 +103,7 @@ def _libraries(file: Path, top: Keys, problems: list[Problem]) -> list[Path]:
     try:
         patterns = [str(each["glob"]["include"]) for each in globs]
     except (TypeError, KeyError):
-        top.wrong("libraries", "must be a list like: [{glob: {include: transformations/**}}]")
+        top.wrong("libraries", "must be a list, such as [{glob: {include: transformations/**}}]")
         return []
     files: list[Path] = []
     for pattern in patterns:
@@ -111,10 +111,10 @@ def _libraries(file: Path, top: Keys, problems: list[Problem]) -> list[Path]:
         files += [path for path in below if path.is_file() and "__pycache__" not in path.parts and path not in files]
     for path in files:
         if path.suffix != ".py":
-            told = "SQL runs by spark-pipelines only: use @dp.table and spark.sql"
-            problems.append(Problem(Place(str(path)), told if path.suffix == ".sql" else "is no .py file"))
+            told = "only spark-pipelines can run SQL files: use @dp.table with spark.sql instead"
+            problems.append(Problem(Place(str(path)), told if path.suffix == ".sql" else "is not a .py file"))
     if not files:
-        top.wrong("libraries", "names no file that is there")
+        top.wrong("libraries", "does not match any file")
     return files
 
 
@@ -148,16 +148,16 @@ def _registry() -> Any:
 
         def register_output(self, output: outputs.Output) -> None:
             if output.name in self.outputs:
-                self.problems.append(Problem(_place(output), f"there are two of the name {output.name!r}: rename one"))
+                self.problems.append(Problem(_place(output), f"two outputs have the name {output.name!r}: rename one"))
             self.outputs[output.name] = output
 
         def register_flow(self, flow: Flow) -> None:
             if flow.name in self.flows:
-                self.problems.append(Problem(_place(flow), f"there are two flows called {flow.name!r}: rename one"))
+                self.problems.append(Problem(_place(flow), f"two flows have the name {flow.name!r}: rename one"))
             self.flows[flow.name] = flow
 
         def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
-            self.problems.append(Problem(_place(flow), "auto CDC flows run by spark-pipelines only"))
+            self.problems.append(Problem(_place(flow), "only spark-pipelines can run auto CDC flows"))
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             raise AssertionError("SQL files were refused")
@@ -185,9 +185,11 @@ def _graph(registry: Any, name: str, file: Path, settings: Settings) -> Pipeline
     fed = {flow.target for flow in registry.flows.values()}
     for each in registry.outputs.values():
         if each.name not in fed:
-            registry.problems.append(Problem(_place(each), f"nothing goes to {each.name!r}: add a flow"))
+            registry.problems.append(Problem(_place(each), f"no flow writes to {each.name!r}: add one"))
     if not registry.outputs:
-        registry.problems.append(Problem(Place(str(file)), "registers nothing with pyspark.pipelines"))
+        registry.problems.append(
+            Problem(Place(str(file)), "this file defines no table, view or sink with pyspark.pipelines")
+        )
     return Pipeline(name, file, {}, views, made, settings)
 
 
@@ -215,7 +217,7 @@ def _output(
     if isinstance(target, outputs.MaterializedView):
         kind = MATERIALIZED
     elif kind not in ("parquet", "delta"):
-        registry.problems.append(Problem(at, f"a table is stored as parquet or delta, not as {kind}"))
+        registry.problems.append(Problem(at, f"a table can be stored as parquet or delta, but not as {kind}"))
     columns = tuple(target.partition_cols or ())
     own = f"tables/{target.name}"
     return {target.name: Output(target.name, at, view, kind, own, {}, columns, is_table=True, conf=conf)}
@@ -279,11 +281,11 @@ def find_function(reference: str, directory: Path, inputs: int) -> Function:
     >>> find_function("json.loads", Path("."), 1)
     Traceback (most recent call last):
         ...
-    ValueError: 'json.loads' names no function: write module:function
+    ValueError: 'json.loads' does not name a function: write module:function
     """
     module_name, colon, name = reference.partition(":")
     if not colon or not name or not module_name:
-        raise ValueError(f"{reference!r} names no function: write module:function")
+        raise ValueError(f"{reference!r} does not name a function: write module:function")
     with importing_from(directory):
         try:
             module = importlib.import_module(module_name)

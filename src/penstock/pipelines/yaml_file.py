@@ -49,7 +49,7 @@ class Located:
 
 
 def load_yaml(file: Path) -> Located:
-    """Read a file; `InvalidDefinition` says where it is no YAML."""
+    """Read a file; `InvalidDefinition` says where it is not YAML."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -63,15 +63,15 @@ def load_yaml(file: Path) -> Located:
             raise InvalidDefinition([Problem(Place(str(file)), "is empty: it needs a source and a sink")])
         return _Reader(str(file), yaml).read(node, "", 0)
     except UnicodeDecodeError as error:
-        raise InvalidDefinition([Problem(Place(str(file)), f"is no UTF-8: {error}")]) from None
+        raise InvalidDefinition([Problem(Place(str(file)), f"is not UTF-8: {error}")]) from None
     except RecursionError:
-        raise InvalidDefinition([Problem(Place(str(file)), "is no YAML: it is nested too deeply")]) from None
+        raise InvalidDefinition([Problem(Place(str(file)), "is not YAML: it is nested too deeply")]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = Place(str(file), mark.line + 1 if mark else None)
-        raise InvalidDefinition([Problem(at, f"is no YAML: {error.problem or error}")]) from None
+        raise InvalidDefinition([Problem(at, f"is not YAML: {error.problem or error}")]) from None
     except yaml.YAMLError as error:
-        raise InvalidDefinition([Problem(Place(str(file)), f"is no YAML: {error}")]) from None
+        raise InvalidDefinition([Problem(Place(str(file)), f"is not YAML: {error}")]) from None
 
 
 class _Reader:

@@ -25,12 +25,12 @@ import socket
 import ssl
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.protocols.http import PLAIN_TEXT, Exchange, HttpCounters, Terms
+from penstock.protocols.http import PLAIN_TEXT, Exchange, HttpCounters, Observer, Terms
 from penstock.server.budget import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import BOUNDS, RequestMeter, Series
@@ -168,15 +168,37 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
     exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
 
 
+def is_own_page(headers: Mapping[str, str]) -> bool:
+    """Whether a page of this very server calls: the console, or that of the API's documentation. Browsers say so.
+
+    >>> is_own_page({"sec-fetch-site": "same-origin"}), is_own_page({"user-agent": "curl"})
+    (True, False)
+    """
+    if headers.get("sec-fetch-site") == "same-origin":
+        return True
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] == headers.get("host", "")
+
+
 class RequestObserver:
     """Turns a finished exchange into a count and, if it is wanted, a line of the log."""
 
-    __slots__ = ("_log", "_meter", "_notes_all", "_protocol", "_went_well")
+    __slots__ = ("_changes", "_log", "_meter", "_notes_all", "_protocol", "_tell_change", "_went_well")
 
-    def __init__(self, protocol: str, meter: RequestMeter, request_log: RequestLog) -> None:
+    def __init__(
+        self,
+        protocol: str,
+        meter: RequestMeter,
+        request_log: RequestLog,
+        changes: frozenset[str] = frozenset(),
+        tell_change: Observer | None = None,
+    ) -> None:
         self._protocol = protocol
         self._meter = meter
         self._log = request_log
+        self._changes = changes
+        """Actions of which `tell_change` is told as well."""
+        self._tell_change = tell_change
         self._notes_all = request_log.wants(200)
         self._went_well: dict[str, Series] = {}
         """By action: where those are counted that went well."""
@@ -197,6 +219,8 @@ class RequestObserver:
             series.durations.buckets[bisect_left(BOUNDS, seconds)] += 1
         if self._notes_all or (status >= 400 and self._log.wants(status)):
             self._write(exchange, status, seconds, outcome)
+        if self._tell_change is not None and action in self._changes:
+            self._tell_change(exchange, status)
 
     def _write(self, exchange: Exchange, status: int, seconds: float, outcome: str) -> None:
         self._log.note(

@@ -18,7 +18,17 @@ from penstock.protocols.front_end import (
     tls_context,
     url_of,
 )
-from penstock.protocols.http import Handler, HeaderCheck, HttpLimits, HttpServer, Observer, Render, render_plainly
+from penstock.protocols.http import (
+    Exchange,
+    Handler,
+    HeaderCheck,
+    HttpLimits,
+    HttpServer,
+    Observer,
+    Render,
+    render_plainly,
+)
+from penstock.server.audit import audit_of
 from penstock.server.node import Address, Services
 
 
@@ -31,6 +41,9 @@ class HttpFrontEnd:
     """Paths that speak websocket."""
     protocol = ""
     """What is counted here is counted as this; by default, as the front end's name."""
+
+    changes: frozenset[str] = frozenset()
+    """Actions that the audit log tells of."""
 
     def __init__(
         self,
@@ -64,6 +77,7 @@ class HttpFrontEnd:
             self.render,
             self.websockets,
             Admission(hosts_of(services.settings), self._refuse, pages=pages).refuses,
+            self._tell_change(services) if self.changes else None,
         )
         tls = tls_context(settings)
         port = await self._server.listen(settings.host, self._port, tls)
@@ -78,7 +92,21 @@ class HttpFrontEnd:
 
     def observer(self, services: Services) -> Observer:
         """What is told of every answer."""
-        return RequestObserver(self.protocol or self.name, services.meter, services.request_log).note
+        tell = self._tell_change(services)
+        protocol = self.protocol or self.name
+        return RequestObserver(protocol, services.meter, services.request_log, self.changes, tell).note
+
+    def _tell_change(self, services: Services) -> Observer:
+        """Writes a change into the audit log: also that of who has not waited for the answer."""
+        audit = audit_of(services)
+
+        def tell(exchange: Exchange, status: int) -> None:
+            if exchange.action in self.changes and exchange.principal:
+                outcome = exchange.outcome or ("ok" if status < 400 else str(status))
+                queue = exchange.queue or None
+                audit.note(exchange.principal, exchange.request.peer, exchange.action, queue, {}, outcome)
+
+        return tell
 
     def unread(self, services: Services) -> frozenset[str]:
         """Headers that need not be kept."""

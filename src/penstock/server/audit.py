@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from penstock.store.layout import AUDIT_NAME, FILE_MODE
 _IN_MEMORY = 1_000
 """Lines that are kept of a server without a directory."""
 _LISTED_MAX = 20
+_REFUSED_MAX = 60
+"""Refusals of one caller that are written down in a minute. More are counted: they must not push out the rest."""
+_CALLERS_MAX = 1_000
 _TEXT_MAX = 200
 
 log = logging.getLogger("penstock.audit")
@@ -55,6 +59,9 @@ class Audit:
         self._settings = settings
         self._path = Path(data) / AUDIT_NAME if Path(data).is_dir() else None
         self._lines: deque[bytes] = deque(maxlen=_IN_MEMORY)
+        self._refused: dict[str, tuple[int, int]] = {}
+        """Caller -> the minute of its last refusal, and how many there were in it."""
+        self.clock_s: Callable[[], float] = time.time
 
     def note(
         self,
@@ -69,7 +76,13 @@ class Audit:
         if not self._settings.enabled:
             return
         shown = {name: _shown(value) for name, value in (scope or {}).items()}
-        entry = AuditEntry(at=time.time(), who=who, peer=peer, what=what, queue=queue, scope=shown, outcome=outcome)
+        at_s = self.clock_s()
+        if outcome != "ok":
+            left_out = self._count_refusal(who, int(at_s // 60))
+            if left_out is None:
+                return
+            shown |= {"left_out": left_out} if left_out else {}
+        entry = AuditEntry(at=at_s, who=who, peer=peer, what=what, queue=queue, scope=shown, outcome=outcome)
         line = msgspec.json.encode(entry) + b"\n"
         if self._path is None:
             self._lines.append(line)
@@ -78,6 +91,16 @@ class Audit:
             self._append(self._path, line)
         except OSError as error:
             log.error("a line of the audit log cannot be written (%s): %s", error, line.decode().strip())
+
+    def _count_refusal(self, who: str, minute: int) -> int | None:
+        """How many were left out before this one, which is the first of a minute; None if it is one too many itself."""
+        before, count = self._refused.get(who, (minute, 0))
+        left_out = max(0, count - _REFUSED_MAX) if before != minute else 0
+        count = count + 1 if before == minute else 1
+        if len(self._refused) >= _CALLERS_MAX:
+            self._refused.clear()
+        self._refused[who] = minute, count
+        return None if count > _REFUSED_MAX else left_out
 
     def _append(self, path: Path, line: bytes) -> None:
         """Opened anew for each line: changes are rare, and another process may have begun a new file."""

@@ -2,7 +2,8 @@
 
 Front ends verify in their own way (a signature, a password) who calls, and get a `Principal`. Which right a command
 needs is said where it is declared (`penstock.core.traits`); here it is asked for: `authorize` for a command as it came,
-`Principal.may` for a front end that asks before it has read a whole request. The rights:
+`authorize_kinds` for a front end that asks before it has read a whole request. Each protocol has its own error for the
+`AccessDenied` that they raise. `Principal.may` says what to leave out of lists. The rights:
 
     read     receive, settle, give back, extend; look at queues; read by offset; make a channel to read through
     write    send (a queue comes to be with the first message)
@@ -194,6 +195,21 @@ def authorize(principal: Principal, command: Command, tasks: Mapping[int, Redriv
         check_labels(principal, command.config.labels)
     elif isinstance(command, ChangeQueue):
         check_labels(principal, command.changes.get("labels"))
+
+
+def authorize_kinds(principal: Principal, queue: str, *kinds: type[Command]) -> None:
+    """`AccessDenied` unless the principal may do one of these commands with the queue: `authorize`, asked before there
+    is a command. What needs more than the right on its queue (`Command.needs`) is asked about as well once it is there.
+
+    >>> from penstock.core.commands import Receive
+    >>> authorize_kinds(Principal("till", "AK1", [Grant(("orders",), ("write",))]), "orders", Receive)
+    Traceback (most recent call last):
+    penstock.core.errors.AccessDenied: till needs the right to read queue 'orders' for Receive
+    """
+    if not principal.may(queue, *kinds):
+        rights = " or ".join(dict.fromkeys(str(kind.traits.right) for kind in kinds))
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise AccessDenied(f"{principal.name} needs the right to {rights} queue {queue!r} for {names}")
 
 
 def check_labels(principal: Principal, labels: object) -> None:

@@ -138,7 +138,7 @@ class Recorder:
         except StoreError:  # a read failed: the broker has to be opened again
             raise
         except PenstockError as error:
-            log.warning("%d events could not be written, and are dropped: %s", len(events), error)
+            log.warning("%d events could not be written, and were dropped: %s", len(events), error)
         self._in_step = len(events)
 
     def _is_due(self, commits_anyway: bool, now_ms: int) -> bool:

@@ -44,7 +44,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import QueueStats, Stats
+from penstock.core.commands import DescribeQueue, QueueInfo, QueueStats, Stats
 from penstock.core.errors import PenstockError
 from penstock.server.latencies import Latencies, LatencySampler, percentiles
 from penstock.server.overview import Row, row_of
@@ -170,7 +170,7 @@ class HistoryFile:
         if found and found != self._wanted_head():
             os.close(file)
             aside = path.with_name(path.name + ".old")
-            log.warning("%s has another format or size, or is damaged: it is kept as %s", path, aside.name)
+            log.warning("%s has an unknown format, another size, or damage: it was renamed to %s", path, aside.name)
             path.replace(aside)
             file = os.open(path, flags, FILE_MODE)
         return file
@@ -340,6 +340,8 @@ class History:
             if row is None or (number and not name):
                 continue
             before = self._before.get(name)
+            if before is None and seconds > 0:
+                before = await self._unborn(name, self._shards.now_ms() - 1_000 * seconds)
             if before is not None and seconds > 0:
                 row = row.moved_since(before, seconds)
             age_s = max(oldest, default=float("nan")) if number == 0 else await self._oldest(name, now_s)
@@ -348,6 +350,14 @@ class History:
             points[number] = _point(row, age_s, received.get(name, []), acked.get(name, []))
         self._before = {name: rows[name] for name in {"", *file.names} if name in rows}
         self._write(file, int(now_s), points)
+
+    async def _unborn(self, name: str, since_ms: float) -> Row | None:
+        """What a queue had at the tick before, if it was made since: nothing. All it has came in between."""
+        try:
+            info: QueueInfo = await self._shards.call(DescribeQueue(name=name))
+        except PenstockError:
+            return None
+        return Row(name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) if info.created_ms >= since_ms else None
 
     async def _look(self, wanted: set[str]) -> tuple[dict[str, Row], dict[str, int]]:
         """All queues together, those that have series, and the busiest; and how busy each of them is."""

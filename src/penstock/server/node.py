@@ -309,7 +309,7 @@ async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None
         try:
             await _declare(shard, queue)
         except QueueDamaged as error:  # the others are served
-            log.error("a queue stays as it is: %s", error)
+            log.error("a declared queue could not be changed: %s", error)
     names = {queue.name for queue in declared}
     for queue in declared:
         dead_letter = queue.changes().get("dead_letter")

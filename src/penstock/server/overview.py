@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from heapq import merge, nlargest
+from itertools import islice
+from typing import Any, NamedTuple
 
 from penstock.core.commands import QueueTally
 from penstock.server.shards import Shards
@@ -28,7 +29,7 @@ _STALE_S = 15.0
 _SPARK_POINTS = 30
 _SHARE = 10
 """Looking takes a tenth of the time at most."""
-_ROWS_PER_TURN = 2_000
+_ROWS_PER_TURN = 1_000
 _GROWING_S = 30.0
 _GROWN_MIN = 100
 """Messages that must have come to wait, and a tenth more than there were, for people to be told."""
@@ -66,12 +67,14 @@ class Row(NamedTuple):
         return self._replace(**{name: getattr(self, name) + getattr(part, name) for name in _SUMMED})
 
     def moved_since(self, before: Row, seconds: float) -> Row:
-        """The same with its rates.
+        """The same with its rates. What stood still costs nothing more: most queues do.
 
         >>> before, now = Row("a", 5, 50, 0, 5, 0, 0, 5, 0, 0, 0), Row("a", 5, 50, 0, 1, 4, 0, 9, 4, 2, 0)
         >>> now.moved_since(before, 2.0).rates
         Rates(sent=2.0, delivered=5.0, acked=2.0, failed=1.0, dead=0.0)
         """
+        if self[:-1] == before[:-1]:
+            return before if before.rates is _STILL else self._replace(rates=_STILL)
         sent, acked, failed, dead = (
             max(0, getattr(self, each) - getattr(before, each)) for each in ("sent", "acked", "failed", "dead")
         )
@@ -80,18 +83,34 @@ class Row(NamedTuple):
 
 
 _SUMMED = Row._fields[1:-1]
+_STILL = Rates()
 
 
-def added_up(rows: Iterable[Row]) -> tuple[dict[str, int], Rates | None]:
+def added_up(rows: Sequence[Row]) -> tuple[dict[str, int], Rates | None]:
     """What rows have together; rates only if one of them has any."""
     counts = dict.fromkeys(_SUMMED, 0)
-    rates: list[Rates] = []
-    for row in rows:
-        for name, value in zip(_SUMMED, row[1:-1], strict=True):
-            counts[name] += value
-        if row.rates is not None:
-            rates.append(row.rates)
-    return counts, Rates(*map(sum, zip(*rates, strict=True))) if rates else None
+    moving: list[Rates] = []
+    has_rates = False
+    for start in range(0, len(rows), _ROWS_PER_TURN):
+        _, *columns, rates = zip(*rows[start : start + _ROWS_PER_TURN], strict=True)
+        for name, column in zip(_SUMMED, columns, strict=True):
+            counts[name] += sum(column)
+        has_rates |= any(each is not None for each in rates)
+        moving += [each for each in rates if each is not None and each is not _STILL]
+    if not has_rates:
+        return counts, None
+    return counts, Rates(*map(sum, zip(*moving, strict=True))) if moving else _STILL
+
+
+def in_order(rows: Sequence[Row], key: Callable[[Row], Any], descending: bool, first: int, stop: int) -> list[Row]:
+    """Some of the rows, as if all of them were sorted.
+
+    One sort of very many rows is one call, in which no other thread gets a turn. So runs of them are sorted, and merged
+    as far as they are asked for.
+    """
+    runs = (rows[start : start + _ROWS_PER_TURN] for start in range(0, len(rows), _ROWS_PER_TURN))
+    ordered = [sorted(run, key=key, reverse=descending) for run in runs]
+    return list(islice(merge(*ordered, key=key, reverse=descending), first, min(stop, len(rows))))
 
 
 class Overview:
@@ -106,22 +125,31 @@ class Overview:
         self._sparks: dict[str, deque[float]] = {}
         """Messages sent a second, look by look; only of queues that somebody sent to lately."""
         self.rows: dict[str, Row] = {}
-        self._ready: tuple[float, dict[str, int]] | None = None
-        self._ready_before: tuple[float, dict[str, int]] | None = None
-        """When how many messages were ready in each queue, half a minute to a minute ago."""
+        self._kept: tuple[float, dict[str, tuple[int, int]]] | None = None
+        self._kept_before: tuple[float, dict[str, tuple[int, int]]] | None = None
+        """When each queue had how many ready messages, and dead-lettered ones: half a minute to a minute ago."""
 
     def grown(self, count: int) -> list[tuple[Row, int, float]]:
         """Queues in which more messages wait than before, those that grew most first: row, by how many, in how long."""
-        if self._ready_before is None or self._looked_s is None:
+        if self._kept_before is None or self._looked_s is None:
             return []
-        at_s, ready = self._ready_before
+        at_s, kept = self._kept_before
         seconds = self._looked_s - at_s
         found = (
-            (row, row.ready - ready[name], seconds)
+            (row, row.ready - kept[name][0], seconds)
             for name, row in self.rows.items()
-            if name in ready and row.ready - ready[name] >= max(_GROWN_MIN, ready[name] // 10)
+            if row.ready >= _GROWN_MIN
+            and name in kept
+            and row.ready - kept[name][0] >= max(_GROWN_MIN, kept[name][0] // 10)
         )
         return nlargest(count, found, key=lambda each: each[1])
+
+    def died(self, row: Row) -> tuple[int, float]:
+        """How many messages of a queue were dead-lettered lately, and within how many seconds."""
+        kept = self._kept_before or self._kept
+        if kept is None or self._looked_s is None or row.name not in kept[1]:
+            return 0, 0.0
+        return max(0, row.dead - kept[1][row.name][1]), self._looked_s - kept[0]
 
     @property
     def looked_s(self) -> float | None:
@@ -148,20 +176,22 @@ class Overview:
         if 0 < seconds <= max(_STALE_S, 2 * self._fresh_s):
             for number, (name, row) in enumerate(found.items(), 1):
                 if name in self.rows:
-                    found[name] = row.moved_since(self.rows[name], seconds)
-                    self._draw(found[name])
+                    found[name] = moved = row.moved_since(self.rows[name], seconds)
+                    if moved.rates is not _STILL or name in self._sparks:
+                        self._draw(moved)
                 if number % _ROWS_PER_TURN == 0:
                     await asyncio.sleep(0)
             for name in [name for name, spark in self._sparks.items() if name not in found or not any(spark)]:
                 del self._sparks[name]
         else:
             self._sparks.clear()
-        self.rows = dict(sorted(found.items()))
+        names = sorted(found)
+        self.rows = found if names == list(found) else {name: found[name] for name in names}
         self._looked_s = began_s
-        if self._ready is None or began_s - self._ready[0] >= _GROWING_S:
-            if self._ready is not None and began_s - self._ready[0] <= 4 * _GROWING_S:
-                self._ready_before = self._ready
-            self._ready = began_s, {name: row.ready for name, row in found.items()}
+        if self._kept is None or began_s - self._kept[0] >= _GROWING_S:
+            # Nobody watched for long: what was kept tells of the past.
+            self._kept_before = self._kept if self._kept and began_s - self._kept[0] <= 4 * _GROWING_S else None
+            self._kept = began_s, {name: (row.ready, row.dead) for name, row in found.items()}
         self._fresh_s = max(LOOK_S, _SHARE * (self._clock_s() - began_s))
 
     def _draw(self, row: Row) -> None:

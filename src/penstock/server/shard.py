@@ -75,6 +75,7 @@ from penstock.server.latencies import LatencySampler
 from penstock.server.proof import Proof
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
+from penstock.store.errors import ShardClosed as ShardClosed
 
 LAZY_COMMIT_MS = 20
 """How long leases and attempts may wait for a durable step to go along with."""
@@ -88,10 +89,6 @@ REPORTS_KEPT = 100
 _FULL = "the disk is full: sends are refused until there is space again; acknowledgements work"
 
 log = logging.getLogger("penstock.shard")
-
-
-class ShardClosed(StoreError):
-    """The store was closed; open it again."""
 
 
 class Tick(Command):

@@ -22,9 +22,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -46,7 +49,6 @@ from penstock.core.commands import (
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.tally import pages_of_tallies
-from penstock.server.writer import Writer
 
 # Whether a commit should wait a moment for others to come along.
 #
@@ -194,6 +196,50 @@ class Unready(NamedTuple):
     """Their store takes its time: Kafka replaces a broker, or a disk is slow."""
     reason: str = ""
     """Why nothing should be sent here any more; "" if that is not so."""
+
+
+class Writer:
+    """A thread: what it is given is done in that order; `close` waits for all of it, and so does the process's end.
+
+    An executor of the standard library would do as well, and takes half as long again to hand a job over: it makes a
+    future of each, with a lock and a condition, for who might wait for it. Here the job itself tells who has to hear of
+    its end.
+
+    >>> writer, done = Writer("example"), []
+    >>> writer.submit(lambda: done.append("first"))
+    >>> writer.submit(lambda: done.append("second"))
+    >>> writer.close()
+    >>> done
+    ['first', 'second']
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        thread = threading.Thread(target=_do_jobs, args=(self._jobs,), name=name, daemon=True)
+        thread.start()
+        self._life: set[None] = set()
+        """It goes when this writer does. Compiled, the writer itself has no weak references."""
+        self._end = weakref.finalize(self._life, _end_jobs, self._jobs, thread)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have a job done. It must not raise."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Wait until everything is done, and end the thread. Once more does nothing."""
+        self._end()
+
+
+def _do_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # and what it holds on to
+
+
+def _end_jobs(jobs: SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 class AsyncShard:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any
 
-from penstock.core.errors import InvalidName
+from penstock.client.remote.address import Address
+from penstock.core.errors import InvalidName, InvalidRequest
 from penstock.core.queues.config import check_name
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
@@ -62,13 +63,15 @@ _BOUNDS = (
 _NOT_FOR_STREAMS = (*_BOUNDS[3:], "consume")
 _NOT_FOR_BATCHES = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 SINK_OPTIONS = (*_WHERE, "topic", "delivery", "txnAppId", "txnVersion")
+_OF_KAFKA = {"kafka.bootstrap.servers": "url", "kafka.group.id": "channel"}
+"""Options of the Kafka connector that have another name here."""
 _SPARKS_OWN = ("checkpointlocation", "queryname", "name")
 """What Spark itself leaves among the options of a stream."""
 READ_FROM = ("auto", "kafka", "server")
 KAFKA_PREFIX = "kafka."
 """Options that go to the Kafka client, without this."""
 DELIVERIES = ("exactly-once", "at-least-once")
-STRATEGIES = ("latest", "error")
+STRATEGIES = ("error", "latest")
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_BYTES_PER_TRIGGER = 128 * 1024 * 1024
 """Of a stream that says nothing of limits: a first batch of everything would need memory for everything."""
@@ -88,6 +91,7 @@ class Where:
     """A server, or a data directory."""
 
     url: str | None = None
+    """As `penstock.connect` takes it: several nodes of one cluster have commas between them."""
     path: str | None = None
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
@@ -225,7 +229,8 @@ class _Given:
         for name in self._values:
             if name not in right and name not in _SPARKS_OWN and not _is_for_kafka(name, known):
                 close = difflib.get_close_matches(name, right, 1)
-                meant = f" (did you mean {right[close[0]]}?)" if close else ""
+                meant = _OF_KAFKA.get(name) or (right[close[0]] if close else "")
+                meant = f" (did you mean {meant}?)" if meant else ""
                 raise InvalidOption(f"there is no option {name!r}{meant}; a {what} takes: {', '.join(known)}")
 
     def text(self, name: str) -> str | None:
@@ -258,7 +263,7 @@ class _Given:
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """One of some words; the first of them unless said."""
-        text = self.text(name) or choices[0]
+        text = (self.text(name) or choices[0]).lower()
         if text not in choices:
             raise InvalidOption(f"{name} is {text!r}: it must be {' or '.join(choices)}")
         return text
@@ -289,12 +294,14 @@ def _where(given: _Given) -> Where:
             "say where the queues are: url (a server, such as http://localhost:9325) or path (a data directory), one "
             "of them"
         )
-    if url is not None and not re.match(r"https?://[^/]+/?$", url):
-        raise InvalidOption(f"url is {url!r}: it must be http://host:port or https://host:port")
+    try:
+        Address.parse(url or "localhost:0")
+    except InvalidRequest as error:
+        raise InvalidOption(f"url: {error}") from None
     if path is not None and given.text("token") is not None:
         raise InvalidOption("token is for a server (url); a data directory (path) takes none")
     timeout_s = given.number("timeout", 1) or DEFAULT_TIMEOUT_S
-    return Where(url.rstrip("/") if url else None, path, given.text("token"), given.text("caFile"), float(timeout_s))
+    return Where(url, path, given.text("token"), given.text("caFile"), float(timeout_s))
 
 
 def _with_kafka(where: Where, given: _Given) -> Where:
@@ -432,11 +439,12 @@ def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> No
     if given.text("maxTriggerDelay") is not None and parsed.min_offsets is None:
         raise InvalidOption("maxTriggerDelay is how long to wait for minOffsetsPerTrigger: give that, too")
     if parsed.min_offsets is not None and parsed.max_offsets is not None and parsed.min_offsets > parsed.max_offsets:
-        raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could have so many")
+        raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could be that large")
     for name in _NOT_FOR_STREAMS if streaming else _NOT_FOR_BATCHES:
         if given.text(name) is not None:
             raise InvalidOption(f"{name} is for a {'batch' if streaming else 'stream'}, and this is the other")
-    if not streaming and parsed.starting == LATEST:
+    starts = parsed.starting.values() if isinstance(parsed.starting, dict) else ()
+    if not streaming and (parsed.starting == LATEST or any(LATEST in each.values() for each in starts)):
         raise InvalidOption("startingOffsets of a batch cannot be latest: there would be nothing to read")
     for name, offsets in (
         ("startingOffsets", parsed.starting),

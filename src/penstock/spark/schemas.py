@@ -92,7 +92,9 @@ class Registry:
             del self._missed[each]
         if number not in self._missed and number <= _NUMBER_MAX:
             if len(self._missed) >= _MISSED_MAX:
-                raise Unreadable(f"too many values name schemas that the registry has not: {number} was not asked for")
+                raise Unreadable(
+                    f"schema {number} was not looked up: too many values named schemas that the registry lacks"
+                )
             found = self._ask(f"/schemas/ids/{number}")
             if isinstance(found, dict) and isinstance(found.get("schema"), str):
                 return self._known.setdefault(number, found["schema"])
@@ -125,7 +127,7 @@ class Registry:
                     raise SparkError(f"the registry at {self.url} refused {path}: {error}") from None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 if not left:
-                    raise SparkError(f"the registry at {self.url} cannot be asked: {error}") from None
+                    raise SparkError(f"the registry at {self.url} could not be read: {error}") from None
             time.sleep(0.1 * (_TRIES - left))
         raise AssertionError
 
@@ -137,7 +139,7 @@ def unframed(value: bytes) -> tuple[int, bytes]:
     (7, b'rest')
     """
     if len(value) < _FRAME.size or value[0]:
-        raise Unreadable("it has no number of a schema in front")
+        raise Unreadable("the value does not begin with the number of a schema")
     return _FRAME.unpack_from(value)[1], value[_FRAME.size :]
 
 
@@ -164,12 +166,12 @@ class Json:
             try:
                 found = json.loads(unframed(value)[1] if framed else value)
                 if not isinstance(found, dict):
-                    raise Unreadable("it is JSON, and no object")
+                    raise Unreadable("the value is JSON, but not an object")
                 return _fitted(found, kind, ""), sorted(found.keys() - names)
             except ValueError as error:
-                raise Unreadable(f"it is no JSON: {error}") from None
+                raise Unreadable(f"the value is not JSON: {error}") from None
             except RecursionError:
-                raise Unreadable("it is no JSON: it is nested too deeply") from None
+                raise Unreadable("the value is not JSON: it is nested too deeply") from None
 
         return read
 
@@ -199,29 +201,29 @@ def _fitted(value: Any, kind: Any, path: str) -> Any:
         return None
     if pa.types.is_struct(kind):
         if not isinstance(value, dict):
-            raise Unreadable(f"{path} is {_shown(value)}: it must be an object")
+            raise Unreadable(f"{path} must be an object, but it is {_shown(value)}")
         found = {each.name: _fitted(value.get(each.name), each.type, _below(path, each.name)) for each in kind}
         missing = [_below(path, each.name) for each in kind if not each.nullable and found[each.name] is None]
         if missing:
-            raise Unreadable(f"{', '.join(missing)}: a value is needed")
+            raise Unreadable(f"missing or null: {', '.join(missing)}")
         return found
     if pa.types.is_list(kind):
         if not isinstance(value, list):
-            raise Unreadable(f"{path} is {_shown(value)}: it must be a list")
+            raise Unreadable(f"{path} must be a list, but it is {_shown(value)}")
         return [_fitted(each, kind.value_type, f"{path}[{index}]") for index, each in enumerate(value)]
     if pa.types.is_map(kind):
         if not isinstance(value, dict):
-            raise Unreadable(f"{path} is {_shown(value)}: it must be an object")
+            raise Unreadable(f"{path} must be an object, but it is {_shown(value)}")
         return [(key, _fitted(each, kind.item_type, _below(path, key))) for key, each in value.items()]
     try:
         for is_one, read in _TEXTS.items():
             if is_one(kind) and isinstance(value, str):
                 value = read(value)
         if isinstance(value, bool) != pa.types.is_boolean(kind):
-            raise Unreadable(f"{path} is {_shown(value)}: it must be {kind}")
+            raise Unreadable(f"{path} must be {kind}, but it is {_shown(value)}")
         return pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError, OverflowError):
-        raise Unreadable(f"{path} is {_shown(value)}: it must be {kind}") from None
+        raise Unreadable(f"{path} must be {kind}, but it is {_shown(value)}") from None
 
 
 def _below(path: str, name: str) -> str:
@@ -250,7 +252,7 @@ class Avro:
     def __post_init__(self) -> None:
         if self.schema is None:
             if self.registry is None or self.subject is None:
-                raise InvalidOption("Avro needs a schema, or a registry and the subject whose latest schema counts")
+                raise InvalidOption("Avro needs a schema, or a registry and a subject")
             object.__setattr__(self, "schema", self.registry.latest(self.subject))
 
     def arrow_type(self) -> Any:
@@ -258,7 +260,7 @@ class Avro:
         parsed, names = _parsed_avro(self.schema or "")
         kind = _avro_type(parsed, names, "the schema")
         if not pa.types.is_struct(kind):
-            raise InvalidOption(f"the Avro schema is of type {kind}: it must be a record")
+            raise InvalidOption(f"the Avro schema must be a record, but it is {kind}")
         return kind
 
     def reader(self) -> Callable[[bytes], tuple[dict[str, Any], list[str]]]:
@@ -284,9 +286,9 @@ class Avro:
             try:
                 found = fastavro.schemaless_reader(stream, writer, None if writer is wanted else wanted)
             except Exception as error:  # whatever damaged bytes lead the library to
-                raise Unreadable(f"it is not of its Avro schema: {type(error).__name__}: {error}") from None
+                raise Unreadable(f"the value does not match its Avro schema: {type(error).__name__}: {error}") from None
             if stream.tell() != len(value):
-                raise Unreadable(f"{len(value) - stream.tell()} bytes follow the Avro record")
+                raise Unreadable(f"{len(value) - stream.tell()} extra bytes follow the Avro record")
             return found, new  # type: ignore[return-value]
 
         return read
@@ -297,7 +299,7 @@ def _written_avro(number: int, text: str, own: set[str]) -> tuple[Any, list[str]
     try:
         schema, _ = _parsed_avro(text)
     except InvalidOption as error:
-        return Unreadable(f"schema {number} of the registry is no Avro schema: {error}")
+        return Unreadable(f"schema {number} in the registry is not an Avro schema: {error}")
     named = {each["name"] for each in schema.get("fields", ())} if isinstance(schema, dict) else set()
     return schema, sorted(named - own)
 
@@ -311,7 +313,7 @@ def _parsed_avro(text: str) -> tuple[Any, dict[str, Any]]:
     try:
         return fastavro.parse_schema(json.loads(text), named_schemas=names), names
     except Exception as error:
-        raise InvalidOption(f"this is no Avro schema: {type(error).__name__}: {error}") from None
+        raise InvalidOption(f"this is not an Avro schema: {type(error).__name__}: {error}") from None
 
 
 _AVRO_TYPES: dict[str, Any] = {
@@ -336,13 +338,13 @@ def _avro_type(schema: Any, names: dict[str, Any], where: str) -> Any:
     if isinstance(schema, list):
         others = [each for each in schema if each != "null"]
         if len(others) != 1:
-            raise InvalidOption(f"{where} is a union of several types: a column has one (and may be null)")
+            raise InvalidOption(f"{where} is a union of several types, but a column has one type (and may be null)")
         return _avro_type(others[0], names, where)
     if isinstance(schema, str):
         if schema in names:
             return _avro_type(names[schema], names, where)
         if schema not in _AVRO_TYPES:
-            raise InvalidOption(f"{where} is of the Avro type {schema}, for which there is no column")
+            raise InvalidOption(f"{where} has the Avro type {schema}, which no column can have")
         return _AVRO_TYPES[schema]
     kind = schema["type"]
     if kind == "record":
@@ -386,7 +388,7 @@ class Protobuf:
             try:
                 found = kind.FromString(_without_path(unframed(value)[1]) if framed else value)
             except DecodeError as error:
-                raise Unreadable(f"it is no {kind.DESCRIPTOR.full_name}: {error}") from None
+                raise Unreadable(f"the value is not a {kind.DESCRIPTOR.full_name}: {error}") from None
             new = {f"#{each.field_number}" for each in UnknownFieldSet(found)}
             return _message_value(found), sorted(new)
 
@@ -406,14 +408,14 @@ class Protobuf:
         except KeyError:
             raise InvalidOption(f"the descriptors have no message {self.message!r}") from None
         except Exception as error:
-            raise InvalidOption(f"these are no descriptors of Protobuf: {type(error).__name__}: {error}") from None
+            raise InvalidOption(f"these are not Protobuf descriptors: {type(error).__name__}: {error}") from None
 
 
 def _without_path(value: bytes) -> bytes:
     """What follows the path of the message in its file: a count and so many indexes, zigzag varints; one 0 for [0]."""
     count, at = _varint(value, 0)
     if count < 0:
-        raise Unreadable(f"the path of its message is {count} numbers long")
+        raise Unreadable(f"the path of its message has {count} numbers")
     for _ in range(count):
         _, at = _varint(value, at)
     return value[at:]
@@ -426,7 +428,7 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number >> 1 ^ -(number & 1), at + index + 1
     if len(value) - at < _VARINT_BYTES_MAX:
-        raise Unreadable("it ends in the path of its message")
+        raise Unreadable("the value ends within the path of its message")
     raise Unreadable(f"the path of its message has a number of more than {_VARINT_BYTES_MAX} bytes")
 
 
@@ -437,7 +439,7 @@ def _message_type(descriptor: Any, above: tuple[str, ...]) -> Any:
     if descriptor.full_name == _TIME:
         return _TIMESTAMP
     if descriptor.full_name in above:
-        raise InvalidOption(f"{descriptor.full_name} is in itself: a column cannot be")
+        raise InvalidOption(f"{descriptor.full_name} contains itself, which a column cannot")
     above = (*above, descriptor.full_name)
     return pa.struct([(each.name, _field_type(each, above)) for each in descriptor.fields])
 
@@ -513,14 +515,14 @@ def decode_batch(read: Callable[[bytes], tuple[dict[str, Any], list[str]]], kind
         problem: str | None = None
         try:
             if value is None:
-                raise Unreadable("it is null")
+                raise Unreadable("the value is null")
             found, names = read(value)
         except Unreadable as error:
             problem = _as_text(str(error)[:_PROBLEM_LENGTH_MAX])
         except SparkError:
             raise
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:  # whatever else is odd
-            problem = _as_text(f"it cannot be read: {type(error).__name__}: {error}"[:_PROBLEM_LENGTH_MAX])
+            problem = _as_text(f"the value cannot be read: {type(error).__name__}: {error}"[:_PROBLEM_LENGTH_MAX])
         data.append(found)
         problems.append(problem)
         new.append([_as_text(name) for name in names])
@@ -547,10 +549,10 @@ def decoded(frame: Any, format: Format, column: str = "value") -> Any:
     from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
     if column not in frame.columns:
-        raise InvalidOption(f"there is no column {column!r} to read; there are: {', '.join(frame.columns)}")
+        raise InvalidOption(f"there is no column {column!r} to read. The columns are: {', '.join(frame.columns)}")
     taken = [name for name in (DATA, PROBLEM, NEW_FIELDS) if name in frame.columns]
     if taken:
-        raise InvalidOption(f"there is a column {taken[0]!r} already: rename it first")
+        raise InvalidOption(f"the frame has a column {taken[0]!r} already: rename it first")
     kind = pa.struct([each.with_nullable(True) for each in format.arrow_type()])
     added = [
         StructField(DATA, from_arrow_type(kind, prefer_timestamp_ntz=False)),

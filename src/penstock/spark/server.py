@@ -1,5 +1,10 @@
 """Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
 
+A cluster has several addresses. Each connection begins with the first, and goes on to the next when one does not
+answer. It remembers nothing of that for other connections: all tasks of a write must stage with the same node, which
+has what they stage in its files. So their driver looks once which node answers, and puts that first
+(`answering_first`).
+
 Every request may be repeated (offsets are read again, a piece is written over, marked work is done once, what takes and
 settles has a key), so a server that does not answer is asked again, with growing pauses, until `timeout` is over. Sends
 at least once may then happen twice, as their name says.
@@ -11,15 +16,17 @@ import contextlib
 import http.client
 import json
 import random
+import socket
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.client.remote.address import QUICK_CONNECT_S, Address
 from penstock.core.backoff import backoff
 from penstock.core.commands import Offsets
 from penstock.spark.errors import ServerFailed
@@ -29,6 +36,7 @@ from penstock.spark.place import Part, Range
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 _ANSWER_S_MAX = 120.0
+_CONNECT_S_MAX = 10.0
 _AGAIN = (408, 429, 502, 503, 504)
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
@@ -67,13 +75,26 @@ class _Response(http.client.HTTPResponse):
             self.fp = stream
 
 
+def answering_first(where: Where) -> Where:
+    """The same servers, and the first of them that takes a connection before all others."""
+    assert where.url is not None
+    servers = Address.parse(where.url).servers
+    for at, server in enumerate(servers if len(servers) > 1 else ()):
+        with contextlib.suppress(OSError):
+            socket.create_connection((server.host, server.port), QUICK_CONNECT_S).close()
+            names = ",".join(each.authority for each in servers[at:] + servers[:at])
+            return replace(where, url=f"{str(server).partition('://')[0]}://{names}")
+    return where
+
+
 class Connection:
-    """Requests to one server."""
+    """Requests to one server, or to whichever of several answers."""
 
     def __init__(self, where: Where) -> None:
         assert where.url is not None
         self._where = where
-        self._url = urlsplit(where.url)
+        self._servers = Address.parse(where.url).servers
+        self._at = 0
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, verb: str, path: str, body: Any = None, headers: Mapping[str, str] = _JSON) -> Any:
@@ -109,7 +130,11 @@ class Connection:
                 failed = error
             self.close()
             failures += 1
-            pause_s = backoff(failures, _PAUSE_S_MIN, _PAUSE_S_MAX, jitter=random.random() / 2)
+            self._at = (self._at + 1) % len(self._servers)
+            if failures % len(self._servers):  # there is one that was not asked yet
+                continue
+            rounds = failures // len(self._servers)
+            pause_s = backoff(rounds, _PAUSE_S_MIN, _PAUSE_S_MAX, jitter=random.random() / 2)
             if time.monotonic() + pause_s > deadline_s:
                 raise failed
             time.sleep(pause_s)
@@ -133,13 +158,18 @@ class Connection:
         return response
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._url.hostname or "", self._url.port
-        if self._url.scheme == "http":
-            connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
-        else:
+        server = self._servers[self._at]
+        connect_s = _CONNECT_S_MAX if len(self._servers) == 1 else QUICK_CONNECT_S
+        if server.is_tls:
             trusted = _tls_context(self._where.ca_file)
-            connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=trusted)
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                server.host, server.port, timeout=connect_s, context=trusted
+            )
+        else:
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=connect_s)
         connection.response_class = _Response
+        connection.connect()
+        connection.sock.settimeout(_ANSWER_S_MAX)
         return connection
 
     def close(self) -> None:

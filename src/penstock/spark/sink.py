@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark import TaskContext
@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from penstock.spark.errors import InvalidOption, ServerFailed, SparkError
 from penstock.spark.options import SinkOptions
 from penstock.spark.rows import Pieces, Rows, check_columns, forget, publish
-from penstock.spark.server import Connection
+from penstock.spark.server import Connection, answering_first
 
 
 @dataclass
@@ -43,6 +43,7 @@ class _Writing:
         self.options = SinkOptions.parse(options)
         if overwrite:
             raise InvalidOption("messages are sent, never overwritten: use mode append")
+        self.options = replace(self.options, where=answering_first(self.options.where))
         check_columns([(each.name, each.dataType.simpleString()) for each in schema], self.options.topic)
 
     def hand_over(self, iterator: Iterator[Any], token: str, mark: str) -> Written:
@@ -65,7 +66,17 @@ class _Writing:
             return
         pieces = [piece for each in written for piece in each.pieces]
         with contextlib.closing(Connection(self.options.where)) as connection:
-            publish(connection, written[0].token, pieces, written[0].mark, number)
+            try:
+                publish(connection, written[0].token, pieces, written[0].mark, number)
+            except ServerFailed as error:
+                if error.code != "piece_not_found":
+                    raise
+                raise ServerFailed(
+                    f"{error}. The node that had it was lost, or it was too old. Nothing of the write was sent: do it "
+                    "again (a stream does its batch again when it is started again)",
+                    error.code,
+                    error.status,
+                ) from None
 
     def forget(self, tokens: set[str]) -> None:
         """Drop what was staged. A batch that was published stays so: its pieces are gone, and its mark is set."""

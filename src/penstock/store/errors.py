@@ -2,6 +2,7 @@
 
 StoreError
 ├── StoreLocked       another process has the directory open
+├── ShardClosed       it was closed: open it again
 ├── StoreReadOnly     a commit on a store that was opened for reading
 ├── StoreVersion      written by a version that this one does not know
 ├── StoreDamaged      damage in the middle of the journal, or in the table: nothing is skipped, opening is refused
@@ -42,6 +43,10 @@ ADVICE = (
 
 class StoreLocked(StoreError):
     """Another process has the directory open."""
+
+
+class ShardClosed(StoreError):
+    """The store was closed; open it again."""
 
 
 class StoreReadOnly(StoreError):

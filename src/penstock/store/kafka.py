@@ -131,7 +131,7 @@ def open_kafka(
         try:
             store = opening.open(lock)
         except PositionLost as error:
-            log.warning("shard %d: the cache in %s is made anew: %s", shard, home, error)
+            log.warning("shard %d: the cache in %s is rebuilt: %s", shard, home, error)
             wipe(home)
             store = opening.open_again(lock)
         opened.pop_all()
@@ -201,7 +201,7 @@ class _Opening:
             except (StoreDamaged, StoreVersion) as error:
                 useless = str(error)
         if found is not None or (self._home / TABLE_NAME).exists():
-            log.info("shard %d: the cache in %s is made anew: %s", self._shard, self._home, useless)
+            log.info("shard %d: the cache in %s is rebuilt: %s", self._shard, self._home, useless)
         wipe(self._home)
         return self._made_table(), None
 
@@ -214,7 +214,9 @@ class _Opening:
         if self._is_damaged:
             return
         self._is_damaged = True
-        log.error("shard %d: the cache in %s is damaged, and is made anew at the next opening", self._shard, self._home)
+        log.error(
+            "shard %d: the cache in %s is damaged, and will be rebuilt at the next opening", self._shard, self._home
+        )
         with contextlib.suppress(OSError):
             (self._home / POSITION_NAME).unlink(missing_ok=True)
 

@@ -88,7 +88,7 @@ def restrict(directory: Path) -> None:
             os.chmod(path, stat.S_IMODE(status.st_mode) & ~_OTHERS)
     mode = directory.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        log.warning("%s can be written to by everybody, who can replace files in it: chmod o-w it", directory)
+        log.warning("everybody can write to %s, and replace files in it: run chmod o-w on it", directory)
 
 
 def check_readable(directory: Path) -> None:

@@ -405,7 +405,7 @@ class SqliteTable:
             if wrong is not None:
                 raise StoreDamaged(f"table {self._path} is damaged ({wrong}). {ADVICE}")
         if seen.lost_groups:
-            log.error("table %s: what it should add up to was damaged, and was made anew of what is there", self._path)
+            log.error("table %s: its sums were damaged, and were computed again from its rows", self._path)
             with self._transaction():
                 _write_groups(self._writer, seen.groups)
         self._groups = seen.groups
@@ -425,7 +425,7 @@ class SqliteTable:
                     raise sqlite3.IntegrityError("the rows do not add up either")
         except (sqlite3.DatabaseError, UnicodeDecodeError):
             return False
-        log.error("table %s: the index of the chunks was damaged, and was made anew of the chunks", self._path)
+        log.error("table %s: the index of the chunks was damaged, and was rebuilt from the chunks", self._path)
         return True
 
     def _set_records_in_order(self) -> None:
@@ -437,7 +437,9 @@ class SqliteTable:
             self._writer.execute("DELETE FROM records")
             self._writer.executemany("INSERT INTO records (key, value, seal) VALUES (?, ?, ?)", sorted(good.values()))
             self._writer.executemany("INSERT INTO damaged (key, value, seal) VALUES (?, ?, ?)", bad)
-        log.error("table %s: records were out of order, and were written anew; damaged ones are kept apart", self._path)
+        log.error(
+            "table %s: records were out of order, and were written again; damaged ones are kept apart", self._path
+        )
 
     def flaws(self) -> Sequence[Flaw]:
         return self._flaws

@@ -75,6 +75,8 @@ objects of half a megabyte up to a whole one: with steps of 900 KB one commit of
 VERSION_MAX = 2**31 - 2
 """ZooKeeper counts versions in 32 bits, and takes -1 for any. At this one `owner` is made anew, and counts from 0."""
 CONNECT_S = 15.0
+SAY_AGAIN_S = 30.0
+"""How long the client's log does not repeat itself."""
 WINDOW = 500
 """Requests that are under way at a time while a shard is read."""
 PAUSE_S = 0.05
@@ -99,9 +101,24 @@ DOUBTFUL = (
 )
 """After one of these nobody knows whether a request was done."""
 
+
+class _Once(logging.Filter):
+    """Drops what was said a moment ago: while no server answers, the client says the same again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, text = time.monotonic(), record.getMessage()
+        self._said_s = {text: said_s for text, said_s in self._said_s.items() if now_s - said_s < SAY_AGAIN_S}
+        return self._said_s.setdefault(text, now_s) == now_s
+
+
 log = logging.getLogger("penstock.zookeeper")
 _client_log = logging.getLogger("penstock.zookeeper.client")
 _client_log.setLevel(logging.INFO)  # below, kazoo writes every request as it is: passwords, and messages
+_client_log.addFilter(_Once())
 _client_log.addHandler(logging.NullHandler())  # a command that has no log says what it has to say in one line
 _Result = TypeVar("_Result")
 
@@ -127,7 +144,13 @@ def connect(options: ZooKeeperOptions) -> KazooClient:
     )
     try:
         client.start(CONNECT_S)
-    except (KazooException, KazooTimeoutError) as error:
+    except KazooTimeoutError as error:
+        disconnect(client)
+        names = "are [zookeeper] hosts and the certificates" if options.is_encrypted else "is [zookeeper] hosts"
+        raise LogUnavailable(
+            f"ZooKeeper at {options.hosts} does not answer: is it running, and {names} right?"
+        ) from error
+    except KazooException as error:
         disconnect(client)
         raise LogUnavailable(f"ZooKeeper at {options.hosts} does not let us in: {said(error)}") from error
     return client

@@ -43,7 +43,6 @@ from penstock.core.commands import (
     LastMark,
     PauseChannel,
     QueueInfo,
-    QueueStats,
     Send,
 )
 from penstock.core.errors import PenstockError, QueueExists, QueueNotFound, StoreError
@@ -352,13 +351,13 @@ class _QueueImport:
         self._made: set[str] = set()
         self._begun: set[str] = set()
         """Channels that messages so far were for. What is there already must not say where batches are cut."""
-        self._sent = 0
+        self._number = 0
+        """Of the next batch."""
         for name in first_channels if self._is_own else [each.name for each in line.channels]:
             self._make_channel(name)
         self._batch: list[_Stored] = []
         self._batch_bytes = 0
         self._first_where = ""
-        self._number = 0
         self._dedup_ids: set[tuple[str | None, str]] = set()
 
     def add(self, where: str, message: MessageLine) -> None:
@@ -430,9 +429,12 @@ class _QueueImport:
                 self._call(CommitWork(acks=[], sends=[], mark=(mark, _PAUSED)))
 
     def _wait_for_arrival(self) -> None:
-        """In a cluster, what was committed may still be on its way to the queue's shard."""
+        """In a cluster, what was committed may still be on its way to the queue's shard.
+
+        The queue's own counts do not tell: others may send to it meanwhile, and dead letters come.
+        """
         deadline_s, looks = time.monotonic() + _ARRIVAL_S_MAX, 0
-        while self._call(QueueStats(name=self._name)).sent < self._sent:
+        while self._call(LastMark(name=self._mark, arrived=True)) < self._number - 1:
             looks += 1
             if time.monotonic() > deadline_s:
                 raise StoreError(
@@ -452,7 +454,6 @@ class _QueueImport:
         except PenstockError as error:
             error.args = (f"{self._first_where} and the {len(batch) - 1} messages behind it: {error}",)
             raise
-        self._sent += len(batch)
         if is_new:
             self._done.messages += len(batch)
         else:

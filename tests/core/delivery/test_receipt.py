@@ -232,3 +232,19 @@ def test_nothing_in_message_ids_counts() -> None:
 
 def test_ids_of_earlier_builds_are_still_opened() -> None:
     assert open_message_id(99, "53845412-7b09-64f0-0000-0000000004d2") == (7, 1_234)
+
+
+@given(numbers, numbers, st.integers(0, (1 << 58) - 1), st.integers(0, 600))
+def test_ids_made_together_are_those_made_one_by_one(realm: int, queue_id: int, first: int, count: int) -> None:
+    alone = [MessageIds(realm, queue_id).text(sequence) for sequence in range(first, first + count)]
+    ids = MessageIds(realm, queue_id)
+    assert ids.texts(first, count) == alone
+    assert [ids.text(sequence) for sequence in range(first, first + count)] == alone
+
+
+def test_the_ids_that_are_kept_are_bounded() -> None:
+    queues = [MessageIds(7, queue_id) for queue_id in range(1_000)]
+    for queue in queues:
+        queue.texts(0, 2)
+    assert sum(len(queue._blocks) for queue in queues) <= 500
+    assert queues[-1]._blocks and not queues[0]._blocks

@@ -821,3 +821,21 @@ def test_acks_of_a_later_build_are_forwarded_unless_they_say_what_is_not_known(
     else:
         with pytest.raises(StoreDamaged, match="is not known here: the sender is a newer build"):
             cluster[0].reopen()
+
+
+def test_a_mark_says_when_what_its_work_sent_has_arrived_whatever_else_comes_or_goes(cluster: Cluster) -> None:
+    there, beside = name_at(1), name_at(2)
+    driver = cluster[0]
+    driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=there, bodies=[b"1"])], mark=("import", 4), send_shards=[1]))
+    assert driver.do(c.LastMark(name="import")) == 4
+    assert driver.do(c.LastMark(name="import", arrived=True)) == -1
+    cluster[1].do(c.Send(queue=there, bodies=[b"somebody else's"]))
+    assert driver.do(c.LastMark(name="import", arrived=True)) == -1
+    driver.advance(SECOND_MS)
+    driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=beside, bodies=[b"2"])], mark=("other", 1), send_shards=[2]))
+    cluster.forward(0, 1)
+    assert driver.do(c.LastMark(name="import", arrived=True)) == 4
+    assert driver.do(c.LastMark(name="other", arrived=True)) == -1
+    driver.reopen()
+    assert driver.do(c.LastMark(name="import", arrived=True)) == 4
+    assert driver.do(c.LastMark(name="other", arrived=True)) == -1

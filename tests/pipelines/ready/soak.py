@@ -1,5 +1,9 @@
 """Ready pipelines under fire: `python -m tests.pipelines.ready.soak --kills 20 [--pipeline replay] [--seed 7]`.
 
+A long one goes in pieces: each of these commands adds ten kills, and the one that reaches fifty checks the outcome.
+
+    python -m tests.pipelines.ready.soak --pipeline file --messages 1000000 --kills 50 --piece 10 --keep DIR
+
 Each pipeline runs from the command line against a server. SIGKILL hits the pipeline with all its processes, or the
 server, at random moments; both are started again. In the end it runs undisturbed, and everything must be where it
 belongs, once.
@@ -372,36 +376,57 @@ def complete(trial: Trial) -> None:
     raise AssertionError(f"{trial.name} fails:\n{said}")
 
 
-def soak(name: str, directory: Path, *, kills: int, messages: int, chance: random.Random) -> int:
-    """One pipeline under fire. Returns how many kills hit."""
+class Kept:
+    """How many kills have hit in the pieces so far, by victim. In a file, so that a later piece goes on from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "hits.json"
+        self.is_new = not self._path.exists()
+        self.hits: Counter[str] = Counter({} if self.is_new else json.loads(self._path.read_text()))
+
+    def keep(self) -> None:
+        """Write them down."""
+        self._path.write_text(json.dumps(self.hits))
+
+
+def soak(
+    name: str, directory: Path, *, kills: int, messages: int, chance: random.Random, piece: int | None = None
+) -> Counter[str]:
+    """One pipeline under fire, all of it or one more piece. Returns what the kills have hit; checks after the last."""
     home = directory / "server"
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     config = home / "penstock.toml"
     config.write_text("[events]\nenabled = true\nflush_s = 0.1\n")
     server = Server(home, "--config", str(config)).start()
-    hits = 0
+    kept = Kept(directory)
     run: Run | None = None
     try:
         trial = TRIALS[name](directory, server, messages)
-        trial.prepare()
-        for number in range(kills):
+        if kept.is_new:
+            trial.prepare()
+            kept.keep()
+        before = kept.hits.total()
+        for number in range(before, min(kills, before + (piece or kills))):
             if run is None or run.process.poll() is not None:
                 run = Run(trial)
             victim = trial.victims[number] if kills <= len(trial.victims) else chance.choice(trial.victims)
-            hits += kill_once(trial, run, victim, chance)
-            print(f"{name}: {hits} hit, the last one the {victim}", flush=True)
+            if kill_once(trial, run, victim, chance):
+                kept.hits[victim] += 1
+                kept.keep()
+            print(f"{name}: {dict(kept.hits)}, the last one the {victim}", flush=True)
             if victim not in SURVIVED:
                 run.kill()
             trial.after_kill()
         if run is not None:
             run.kill()
-        complete(trial)
-        trial.check()
+        if piece is None or kept.hits.total() >= kills:
+            complete(trial)
+            trial.check()
     finally:
         if run is not None:
             run.kill()
         server.kill()
-    return hits
+    return kept.hits
 
 
 def main() -> None:
@@ -411,16 +436,31 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--pipeline", choices=TRIALS, action="append")
+    parser.add_argument("--piece", type=int, help="so many kills now, and the rest later; needs --keep")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="a directory that stays between the pieces")
     options = parser.parse_args()
+    if (options.piece is None) != (options.keep is None):
+        parser.error("give --piece and --keep together")
+    names = options.pipeline or list(TRIALS)
+    if options.piece and any(TRIALS[name].after_kill is not Trial.after_kill for name in names):
+        parser.error("archive and rollup send between the kills: they cannot go in pieces")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # what was started is ended on the way out
-    for name in options.pipeline or TRIALS:
+    for name in names:
         began_s = time.monotonic()
         print(f"{name}: seed {options.seed}", flush=True)
-        directory = Path(tempfile.mkdtemp(prefix=f"penstock-soak-{name}-"))
+        if options.keep is None:
+            directory = Path(tempfile.mkdtemp(prefix=f"penstock-soak-{name}-"))
+        else:
+            directory = options.keep / name
         chance = random.Random(f"{options.seed} {name}")
-        hits = soak(name, directory, kills=options.kills, messages=options.messages, chance=chance)
-        print(f"{name}: {hits} kills hit, everything once ({time.monotonic() - began_s:.0f} s)", flush=True)
-        shutil.rmtree(directory)
+        hits = soak(name, directory, kills=options.kills, messages=options.messages, chance=chance, piece=options.piece)
+        is_over = options.piece is None or hits.total() >= options.kills
+        outcome = "everything once" if is_over else "to be continued"
+        print(
+            f"{name}: {hits.total()} kills hit {dict(hits)}, {outcome} ({time.monotonic() - began_s:.0f} s)", flush=True
+        )
+        if is_over:
+            shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

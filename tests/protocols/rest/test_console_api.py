@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 import penstock
+from penstock.core.commands import EndSession
 from penstock.server.audit import Audit
 from penstock.server.settings import AuditSettings, InvalidSettings, parse
 from tests.protocols.rest.asking import done, receive, refused, send
@@ -93,6 +98,23 @@ def test_a_read_only_console_changes_nothing_and_programs_do(serve: Callable[...
         assert done(http.post("/v1/queues/orders/purge"))["purged"] == 1
 
 
+@pytest.mark.parametrize("setting", ["read_only = true", "mask = ['[0-9]{16}']"])
+@pytest.mark.parametrize("own", [{"sec-fetch-site": "same-origin"}, {"origin": "OWN"}])
+def test_a_page_of_a_restricted_console_has_no_connection_around_it(
+    serve: Callable[..., Server], setting: str, own: dict[str, str]
+) -> None:
+    """A page of the server's own could purge, and read what is masked, over a websocket or by commands."""
+    server = serve(f"{_CREDENTIALS}\n[console]\n{setting}")
+    headers = {name: server.url if value == "OWN" else value for name, value in own.items()}
+    with pytest.raises(InvalidStatus) as refusal:
+        connect(f"{server.url.replace('http', 'ws')}/v1/ws", additional_headers={**headers, **_BOSS}).__enter__()
+    assert refusal.value.response.status_code == 403
+    with server.client(headers={**headers, **_BOSS}) as page:
+        assert b"[console]" in page.post("/v1/commands", content=b"").content
+    with penstock.connect(server.url, token="token-of-the-boss") as ps:
+        ps.queue("orders").send("x")  # programs are not affected
+
+
 # -- masks --
 
 
@@ -151,6 +173,82 @@ def test_changes_over_a_connection_are_written_down_as_well(server: Server, http
         ps.queue(name).purge()
     (line,) = done(http.get("/v1/audit", params={"queue": name}))["entries"]
     assert (line["what"], line["scope"], line["who"]) == ("PurgeQueue", {"count": 1}, "anybody")
+
+
+def test_changes_that_are_refused_over_a_connection_are_written_down_too(serve: Callable[..., Server]) -> None:
+    server = serve(_CREDENTIALS)
+    with server.client(headers=_BOSS) as boss:
+        done(boss.post("/v1/queues", json={"name": "shop-b"}), 201)
+        with penstock.connect(server.url, token="ann:a long password of ann") as ann:
+            with pytest.raises(penstock.AccessDenied):
+                ann.queue("shop-b").purge()
+            with pytest.raises(penstock.QueueNotFound):
+                ann.queue("test-a").purge()
+            with pytest.raises(penstock.SessionNotFound):
+                ann.end_session("0-99")
+            assert ann.queue("shop-b").stats().messages == 0, "a look is no change"
+        found = done(boss.get("/v1/audit"))["entries"]
+    lines = [(each["who"], each["what"], each["queue"], each["outcome"]) for each in found]
+    assert lines[:-1] == [
+        ("Ann", "EndSession", None, "session_not_found"),
+        ("Ann", "PurgeQueue", "test-a", "queue_not_found"),
+        ("Ann", "PurgeQueue", "shop-b", "access_denied"),
+    ]
+
+
+def test_a_change_is_written_down_although_its_caller_hangs_up(server: Server, http: httpx.Client, name: str) -> None:
+    """Whoever wants no line in the log could close the connection before the answer comes."""
+    with penstock.connect(str(http.base_url)) as ps:
+        ps.queue(name).send("x")
+        assert ps.queue(name).receive(1)
+        (session,) = [each for each in ps.sessions(name) if each.held]
+        with connect(f"{server.url.replace('http', 'ws')}/v1/ws", compression=None) as socket:
+            socket.send(msgspec.msgpack.encode([[0, ["Hello", 1]]]))
+            socket.recv()
+            change = msgspec.msgpack.encode([[1, EndSession(session=session.session, shard=session.shard)]])
+            goodbye = b"\x88\x80\0\0\0\0"
+            socket.socket.sendall(b"\x82" + bytes([0x80 | len(change)]) + bytes(4) + change + goodbye)
+        while any(each.held for each in ps.sessions(name)):
+            time.sleep(0.01)
+    found = done(http.get("/v1/audit"))["entries"]
+    assert ("EndSession", session.session) in [(each["what"], each["scope"].get("session")) for each in found]
+
+
+def test_a_deletion_of_dead_letters_is_told_from_a_redrive_and_new_channels_are_told(
+    http: httpx.Client, name: str
+) -> None:
+    with penstock.connect(str(http.base_url)) as ps:
+        ps.queue(name).send("x")
+        ps.redrive(name, discard=True).cancel()
+        ps.queue(name).channel("tap")
+        consumer = ps.queue(name).consumer("reader")
+        consumer.ack(0)
+        consumer.delete()
+    found = done(http.get("/v1/audit", params={"queue": name}))["entries"]
+    by_kind = {each["what"]: each["scope"] for each in reversed(found)}
+    redrives = [each["scope"] for each in found if each["what"] == "StartRedrive"]
+    assert redrives == [{"discard": True, "check_only": False}]
+    assert by_kind["CreateChannel"] == {"channel": "tap"}
+    assert by_kind["DeleteConsumer"] == {"consumer": "reader"}
+    assert "AckConsumer" not in by_kind, "that is a consumer's daily work"
+
+
+def test_who_is_refused_again_and_again_does_not_push_out_what_was_done(tmp_path: Path) -> None:
+    """Whoever has no right to change anything could fill the log with refusals, until it has nothing else."""
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    audit.note("boss", "::1", "delete_queue", "orders")
+    for number in range(5_000):
+        audit.note("mallory", "::1", "purge_queue", f"q{number}", outcome="access_denied")
+    audit.note("bob", "::1", "purge_queue", "orders", outcome="access_denied")
+    found = audit.entries(limit=1_000)
+    assert [each.queue for each in found if each.who == "boss"] == ["orders"]
+    assert [each.queue for each in found if each.who == "bob"] == ["orders"]
+    mine = [each for each in found if each.who == "mallory"]
+    assert 10 <= len(mine) <= 200
+    audit.clock_s = lambda: time.time() + 61  # a minute later
+    audit.note("mallory", "::1", "purge_queue", "last", outcome="access_denied")
+    (last,) = audit.entries(limit=1)
+    assert last.queue == "last" and last.scope["left_out"] == 5_000 - len(mine)
 
 
 def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.commands import CreateQueue
 from penstock.core.queues.origin import error_group
 from penstock.server import overview
-from penstock.server.overview import Overview
+from penstock.server.overview import Overview, Row
 from tests.compat.server import until
 from tests.protocols.rest.asking import done, receive, refused, send
 from tests.protocols.rest.serving import Server
@@ -151,6 +154,43 @@ def test_a_look_is_shared_by_all_who_ask_at_once() -> None:
     assert asyncio.run(ask()) == 1
 
 
+@given(
+    st.lists(st.tuples(st.text("abc", max_size=3), st.integers(0, 3)), max_size=40),
+    st.booleans(),
+    st.integers(0, 50),
+    st.integers(0, 50),
+)
+def test_a_page_of_very_many_rows_is_that_of_all_of_them_sorted(
+    drawn: list[tuple[str, int]], descending: bool, first: int, count: int
+) -> None:
+    rows = [Row(name, 0, 0, 0, ready, 0, 0, 0, 0, 0, 0) for name, ready in drawn]
+
+    def key(row: Row) -> tuple[int, str]:
+        return row.ready, row.name
+
+    with mock.patch.object(overview, "_ROWS_PER_TURN", 4):
+        found = overview.in_order(rows, key, descending, first, first + count)
+    assert found == sorted(rows, key=key, reverse=descending)[first : first + count]
+
+
+@pytest.mark.parametrize("sort", ["name", "ready", "dead_letters"])
+def test_a_page_behind_the_last_is_empty(http: httpx.Client, name: str, sort: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    page = done(http.get("/v1/overview/queues", params={"sort": sort, "after": 2**63 - 1}))
+    assert page["queues"] == [] and page["total"] >= 1 and page["next"] is None
+
+
+def test_rows_that_stand_still_are_kept_and_add_up_with_those_that_move() -> None:
+    still, moving = Row("a", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0), Row("b", 1, 2, 0, 1, 0, 0, 1, 0, 0, 0)
+    first = still.moved_since(still, 1.0)
+    assert first.rates == overview.Rates() and still.moved_since(first, 1.0) is first
+    moved = moving._replace(sent=5, messages=5, ready=5).moved_since(moving, 2.0)
+    counts, rates = overview.added_up([first, moved, first])
+    assert rates == overview.Rates(sent=2.0) and (counts["messages"], counts["sent"]) == (7, 7)
+    assert overview.added_up([first])[1] == overview.Rates() and overview.added_up([still])[1] is None
+    assert overview.added_up([]) == (dict.fromkeys(counts, 0), None)
+
+
 def test_dead_letters_are_grouped_by_what_their_errors_have_in_common(http: httpx.Client, name: str) -> None:
     done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
     assert done(http.get(f"/v1/queues/{name}/dead-letters/groups"))["groups"] == []
@@ -208,6 +248,30 @@ def test_alarms_tell_of_a_queue_that_fills_and_of_a_pause_behind_which_it_does(
             alarms = done(http.get("/v1/overview"))["alarms"]
         assert {(each["kind"], each["queue"]) for each in alarms} == {("lag", "slow"), ("paused", "stopped")}
         assert "channel main of stopped is paused" in next(each["text"] for each in alarms if each["kind"] == "paused")
+
+
+def test_the_alarm_of_dead_letters_ends_when_they_are_redriven(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "LOOK_S", 0.05)
+    with serve().client() as http:
+
+        def alarms() -> list[Any]:
+            time.sleep(0.1)
+            return [each for each in done(http.get("/v1/overview"))["alarms"] if each["kind"] == "dead letters"]
+
+        done(http.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}}), 201)
+        send(http, "mail", "a", "b")
+        assert alarms() == []
+        for message in done(http.post("/v1/queues/mail/receive", json={"max": 2}))["messages"]:
+            done(http.post("/v1/queues/mail/release", json={"receipt": message["receipt"], "error": "no"}))
+        (alarm,) = alarms()
+        assert alarm["text"].startswith("2 messages of mail were dead-lettered in the last ")
+        assert alarm["text"].endswith(": 2 are there now")
+        assert alarms(), "it is not over after a look"
+        done(http.post("/v1/redrives", json={"queue": "mail.dead"}), 201)
+        until(lambda: alarms() == [])
+        assert done(http.get("/v1/overview"))["totals"]["dead"] == 2
 
 
 def _answers(stream: httpx.Response, count: int) -> list[Any]:

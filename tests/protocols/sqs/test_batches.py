@@ -46,6 +46,19 @@ def test_a_batch_is_sent_received_and_deleted(server: Server, sqs: Any, url: str
     assert not receive(sqs, url)
 
 
+def test_a_batch_without_a_delay_does_not_wait_for_the_delay_of_its_queue(sqs: Any, url: str) -> None:
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"DelaySeconds": "30"})
+    sqs.send_message_batch(QueueUrl=url, Entries=entries("late"))
+    sqs.send_message_batch(QueueUrl=url, Entries=entries("now", "as well", DelaySeconds=0))
+    assert [message["Body"] for message in receive(sqs, url)] == ["now", "as well"]
+
+
+def test_ids_that_were_good_do_not_vouch_for_others_with_the_same_text(sqs: Any, url: str) -> None:
+    assert "Failed" not in sqs.send_message_batch(QueueUrl=url, Entries=batch_of("send_message_batch", ["a", "b"]))
+    with refused("AWS.SimpleQueueService.InvalidBatchEntryId"):
+        sqs.send_message_batch(QueueUrl=url, Entries=batch_of("send_message_batch", ["a,b"]))
+
+
 BATCHES = ["send_message_batch", "delete_message_batch", "change_message_visibility_batch"]
 
 

@@ -38,6 +38,8 @@ class Ground:
         self.identify: Callable[[int, int], str] | None = None
         self.recalled = 0
         """How many deliveries that a crash had forgotten were settled, since somebody counted them."""
+        self.deleted = 0
+        """How many dead letters were deleted, since somebody counted them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"identify": None}

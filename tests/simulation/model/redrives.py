@@ -13,8 +13,11 @@ from penstock.core.delivery.states import State
 from penstock.core.queues.origin import error_group
 from tests.simulation.model.receiving import Receiving
 from tests.simulation.model.sending import Sending
-from tests.simulation.model.state import Copy, Message, Queue, Redrive
+from tests.simulation.model.state import Copy, Message, Origin, Queue, Redrive
 from tests.simulation.model.verdict import Outcome, demand
+
+LOOKED_AT = 100
+"""Among so many messages, a broker looks for one that failed elsewhere."""
 
 
 class Redrives(Sending, Receiving):
@@ -23,11 +26,14 @@ class Redrives(Sending, Receiving):
     def _accept_StartRedrive(self, command: c.StartRedrive, outcome: Outcome) -> None:
         is_running = any(each.queue == command.queue for each in self.redrives.values())
         source = self.queues.get(command.queue)
+        wrong = self._is_wrong(command, source)
         main = source.channels.get(c.MAIN) if source else None
         ready = {s for s, copy in main.copies.items() if copy.state is State.READY} if main else set()
-        has_dead_letters = any(source.messages[s].origin for s in ready) if source else False
-        may = [e.InvalidRequest] if is_running or (command.target is None and not has_dead_letters) else []
-        if self._refused(outcome, self._missing(command.queue), may):
+        has_dead_letters = any(source.messages[s].origin for s in sorted(ready)[:LOOKED_AT]) if source else False
+        is_elsewhere = command.discard or command.target is not None
+        may = [e.InvalidRequest] if is_running or not (is_elsewhere or has_dead_letters) else []
+        must = self._missing(command.queue) or ([e.InvalidRequest] if wrong else [])
+        if self._refused(outcome, must, may):
             return
         queue = self.queues[command.queue]
         allowed = set()
@@ -37,18 +43,33 @@ class Redrives(Sending, Receiving):
             failures = message.origin.failures if message.origin else []
             wanted &= command.error is None or any(command.error in failure.error for failure in failures)
             wanted &= command.origins is None or self._fits(message, command.origins)
-            if wanted and self._redrive_target(command.target, message) is not None:
+            if wanted and (command.discard or self._redrive_target(command.target, message) is not None):
                 allowed.add(sequence)
         if command.check_only:
             demand((outcome.task, outcome.status) == (0, "dry_run"), f"{outcome} should have started nothing")
             return
-        due = {s for s in allowed & ready if self._redrive_target(command.target, queue.messages[s]) in self.queues}
+        due = allowed & ready
+        if not is_elsewhere:
+            due = {s for s in due if self._redrive_target(None, queue.messages[s]) in self.queues.keys() - {queue.name}}
         if command.group is not None:
             due = {s for s in due if self._last_error_is(queue, s, command.group)}
-        self.redrives[outcome.task] = Redrive(command.queue, command.target, due, allowed)
+        self.redrives[outcome.task] = Redrive(
+            command.queue, command.target, due, allowed, command.discard, command.group
+        )
+
+    def _is_wrong(self, command: c.StartRedrive, source: Queue | None) -> bool:
+        """Whether it cannot be done, whatever is in the queue."""
+        if command.target is None or source is None:
+            return False
+        makes_fifo = command.target.endswith(".fifo") and command.target not in self.queues
+        return command.discard or command.target == command.queue or (makes_fifo and not source.config.is_fifo)
 
     def _fits(self, message: Message, patterns: list[str]) -> bool:
         return message.origin is not None and any(fnmatchcase(message.origin.queue, each) for each in patterns)
+
+    def _may_go(self, queue: Queue, sequence: int, redrive: Redrive) -> bool:
+        group = redrive.group
+        return sequence in redrive.allowed and (group is None or self._last_error_is(queue, sequence, group))
 
     def _last_error_is(self, queue: Queue, sequence: int, group: str) -> bool:
         origin = queue.messages[sequence].origin
@@ -79,7 +100,7 @@ class Redrives(Sending, Receiving):
         names = {name for name, queue in self.queues.items() if queue.incoming}
         for redrive in self.redrives.values():
             source = self.queues.get(redrive.queue)
-            for sequence in redrive.allowed if source else ():
+            for sequence in redrive.allowed if source and not redrive.discard else ():
                 assert source is not None
                 if sequence in source.messages:
                     names.add(self._redrive_target(redrive.target, source.messages[sequence]) or "")
@@ -89,10 +110,31 @@ class Redrives(Sending, Receiving):
         """Queues that are not there, and would be made by a redrive to them."""
         names = set()
         for redrive in self.redrives.values():
-            source = self.queues.get(redrive.queue)
+            source = None if redrive.discard else self.queues.get(redrive.queue)
             messages = [source.messages.get(sequence) for sequence in redrive.allowed] if source else []
             names |= {self._redrive_target(redrive.target, message) for message in messages if message}
         return sorted(name for name in names if name is not None and name not in self.queues)
+
+    def discarding(self) -> list[str]:
+        """Queues whose dead letters are being deleted, without a reply that names them."""
+        return [one.queue for one in self.redrives.values() if one.discard and self._has_main(one.queue)]
+
+    def _has_main(self, name: str) -> bool:
+        return name in self.queues and c.MAIN in self.queues[name].channels
+
+    def kept(self, name: str, seen: list[c.Seen]) -> None:
+        """What a queue still shows, from which messages are being deleted."""
+        source, left = self.queues[name], {one.sequence for one in seen}
+        gone = [copy for copy in source.channels[c.MAIN].ordered() if copy.message.sequence not in left]
+        redrives = [one for one in self.redrives.values() if one.discard and one.queue == name]
+        for copy in gone:
+            sequence, is_held = copy.message.sequence, copy.state is State.LEASED
+            if not is_held and any(self._may_go(source, sequence, one) for one in redrives):
+                self._redriven(source, copy)
+                self.deleted += 1
+            else:  # it may have been retention by size, which has its own rules
+                because = "somebody held it" if is_held else "nobody asked for that"
+                demand(source.config.retention_bytes is not None, f"{name}: {sequence} was deleted, and {because}")
 
     def appeared(self, info: c.QueueInfo) -> None:
         """A queue that a redrive made."""
@@ -131,21 +173,28 @@ class Redrives(Sending, Receiving):
     def _match_redriven(self, target: Queue, key: tuple[str, str, int, int] | None, body: bytes) -> Message | None:
         for redrive in self.redrives.values():
             source = self.queues.get(redrive.queue)
-            if source is None:
+            if source is None or redrive.discard or not self._has_main(redrive.queue):
                 continue
             for sequence in sorted(redrive.allowed):
                 message = source.messages.get(sequence)
                 if message is None or self._redrive_target(redrive.target, message) != target.name:
                     continue
-                if message.body != body or (message.origin.key() if message.origin else None) != key:
-                    continue
                 copy = source.channels[c.MAIN].copies.get(sequence)
-                if copy is None or copy.state is State.LEASED:
+                if copy is None or copy.state is State.LEASED or not self._may_go(source, sequence, redrive):
+                    continue
+                origin = message.origin or self._first_origin(source, copy)
+                if message.body != body or origin.key() != key:
                     continue
                 self._redriven(source, copy)
-                priority = message.origin.priority if message.origin else message.priority
-                return Message(-1, body, message.attributes, message.group, priority, self.now_ms, 0, message.origin)
+                priority = origin.priority
+                return Message(-1, body, message.attributes, message.group, priority, self.now_ms, 0, origin)
         return None
+
+    def _first_origin(self, source: Queue, copy: Copy) -> Origin:
+        """What a message that never failed for good tells of itself when it is moved."""
+        sequence, sent_ms = copy.message.sequence, copy.message.sent_ms
+        identity = (source.queue_id or 0, sequence)
+        return Origin(source.name, c.MAIN, sequence, identity, sent_ms, copy.attempts, 0, [])
 
     def _redriven(self, source: Queue, copy: Copy) -> None:
         """A message left its queue; its chunk may stay for others."""

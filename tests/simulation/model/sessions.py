@@ -7,7 +7,7 @@ from penstock.core import errors as e
 from penstock.core.delivery.states import State
 from penstock.core.handlers.sessions import PROCESS_GONE
 from tests.simulation.model.failing import Failing
-from tests.simulation.model.state import Session
+from tests.simulation.model.state import Copy, Session
 from tests.simulation.model.verdict import Outcome, demand
 
 
@@ -26,10 +26,42 @@ class Sessions(Failing):
             session.expires_ms = self.now_ms + session.ttl_ms
 
     def _accept_EndSession(self, command: c.EndSession, outcome: Outcome) -> None:
-        if self._refused(outcome, [] if command.session in self.sessions else [e.SessionNotFound]):
+        is_there = command.session in self.sessions and not command.shard
+        if self._refused(outcome, [] if is_there else [e.SessionNotFound]):
             return
         ended = self._end_session(command.session, command.error)
         demand(outcome == ended, f"the session's end released {outcome} messages, not {ended}")
+
+    def _accept_ListSessions(self, command: c.ListSessions, outcome: Outcome) -> None:
+        if self._refused(outcome, [] if command.queue is None else self._missing(command.queue)):
+            return
+        right: dict[int, list[tuple[str, str, int, int, int]]] = {number: [] for number in self.sessions}
+        for queue in self.queues.values():
+            if command.queue not in (None, queue.name):
+                continue
+            for channel in queue.channels.values():
+                held: dict[int, list[Copy]] = {}
+                for copy in channel.copies.values():
+                    if copy.state is State.LEASED:
+                        held.setdefault(copy.session, []).append(copy)
+                for number, copies in held.items():
+                    since_ms, until_ms = min(one.received_ms for one in copies), min(one.deadline_ms for one in copies)
+                    lease = (queue.name, channel.name, len(copies), since_ms, until_ms)
+                    right.setdefault(number, []).append(lease)
+        if command.queue is None:
+            right.pop(0, None)
+        else:
+            right = {number: leases for number, leases in right.items() if leases}
+        shown: dict[int, list[tuple[str, str, int, int, int]]] = {}
+        for one in outcome:
+            number = one.session if one.session in self.sessions else 0  # that of the broker's own process is nobody's
+            leases = [(each.queue, each.channel, each.count, each.since_ms, each.until_ms) for each in one.leases]
+            shown[number] = sorted(leases)
+            demand(number == 0 or one.name == self.sessions[number].name, f"{one} has another name")
+        if command.queue is None or command.after >= 0:
+            shown.pop(0, None)
+        wanted = {number: sorted(leases) for number, leases in right.items() if number > command.after}
+        demand(shown == wanted, f"the sessions are {shown}, and should be {wanted}")
 
     def reopened(self, now_ms: int) -> None:
         """Sessions that say how long they live have that time again, to be heard of."""

@@ -231,4 +231,6 @@ class Redrive:
     due: set[int]
     """Sequence numbers that must be moved when it is done."""
     allowed: set[int]
-    """Sequence numbers that it may move."""
+    """Sequence numbers that it may move, or delete."""
+    discard: bool = False
+    group: str | None = None

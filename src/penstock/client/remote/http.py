@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"the response is no HTTP: {error}")
+            self._fail(f"the response is not HTTP: {error}")
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:

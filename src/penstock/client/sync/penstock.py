@@ -35,7 +35,7 @@ from penstock.core.commands import (
     Stats,
     session_named,
 )
-from penstock.core.delivery.receipt import open_message_id
+from penstock.core.delivery.receipt import gone, no_message_id, open_message_id
 from penstock.core.errors import (
     InvalidRequest,
     MessageNotFound,
@@ -289,13 +289,15 @@ class Penstock:
     def find_message(self, message_id: str) -> MessageLife:
         """A message by its id alone, with all that is known of it: in its queue, or among its dead letters.
 
-        `MessageNotFound` if it is done in every channel, or gone.
+        `MessageNotFound` if it is done in every channel, or gone; `InvalidRequest` if this is no id.
         """
         name: str | None = self._caller.call(NameQueue(queue_id=0))  # the connection knows the realm then
         opened = open_message_id(self._caller.identity.realm, message_id)
         if opened is not None:
             name = self._caller.call(NameQueue(queue_id=opened[0]))
-        if opened is None or name is None:
+        if opened is None:
+            raise InvalidRequest(no_message_id(message_id))
+        if name is None:
             raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never was")
         try:
             return self.queue(name).look_up(opened[1])
@@ -304,8 +306,7 @@ class Penstock:
         try:
             return self.queue(info.config.dead_letter or dead_letter_name(name)).look_up(message_id)
         except (QueueNotFound, MessageNotFound):
-            text = f"there is no message {message_id!r} in {name!r}, nor among its dead letters: it is done, or gone"
-            raise MessageNotFound(text) from None
+            raise MessageNotFound(gone(message_id, name, opened[1])) from None
 
     @property
     def damage(self) -> list[Damage]:

@@ -64,7 +64,12 @@ from penstock.core.commands import (
     Sent,
     Stats,
 )
-from penstock.core.delivery.receipt import sequence_in
+from penstock.core.delivery.receipt import (
+    absent,
+    no_message_id,
+    open_message_id,
+    sequence_in,
+)
 from penstock.core.delivery.states import State
 from penstock.core.errors import (
     ChannelNotFound,
@@ -89,6 +94,9 @@ def sequences_of(caller: Caller, queue: str, messages: Iterable[str | int]) -> l
     given = [messages] if isinstance(messages, str) else list(messages)
     found = {one for one in given if isinstance(one, int)}
     wanted = {one for one in given if isinstance(one, str)}
+    for text in wanted:
+        if open_message_id(0, text) is None:
+            raise InvalidRequest(no_message_id(text))
     if wanted:
         info: QueueInfo = caller.call(DescribeQueue(name=queue))
         own = {one: sequence_in(one, caller.identity.realm, info.queue_id) for one in wanted}
@@ -98,7 +106,7 @@ def sequences_of(caller: Caller, queue: str, messages: Iterable[str | int]) -> l
         while wanted:
             page: list[Seen] = caller.call(Browse(queue=queue, after=after, limit=_PAGE))
             if not page:
-                raise MessageNotFound(f"queue {queue!r} holds no message with the id {min(wanted)}")
+                raise MessageNotFound(absent(min(wanted), queue))
             for one in page:
                 message = PeekedMessage(caller.identity, info.queue_id, one)
                 if message.id in wanted:
@@ -231,7 +239,7 @@ class Receiver:
         (sequence,) = sequences_of(self._caller, self._queue, [message])
         found: list[Life] = self._caller.call(LookUp(queue=self._queue, sequences=[sequence]))
         if not found:
-            raise MessageNotFound(f"queue {self._queue!r} has no message {message!r}: it is done, or gone")
+            raise MessageNotFound(absent(message, self._queue))
         return MessageLife(self._caller.identity, found[0])
 
     def delete_messages(self, messages: Iterable[str | int]) -> int:

@@ -6,8 +6,10 @@ All of them keep the same records (`ledger.py`). Of each key the last record cou
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.cluster.base import ClusterMap
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from penstock.cluster.placement.controller import Controller
 
 log = logging.getLogger("penstock.cluster")
+
+MOMENT_S = 0.7
+"""Who waits for longer is told what for."""
 
 Batch = list[tuple[int, str, bytes | None]]
 """Records: a number that grows, the key, and the value; None when the key was deleted."""
@@ -61,6 +66,10 @@ class ClusterEngine(Protocol):
 
     name: str
     """As people call it."""
+    place: str
+    """Its name, and the addresses where it is looked for."""
+    answer_s: float
+    """How long it is waited for at most."""
     cluster: str
     shards: int
     records: str
@@ -80,6 +89,19 @@ class ClusterEngine(Protocol):
 
     def close(self) -> None:
         """Let go of everything. For a thread."""
+
+
+@contextlib.contextmanager
+def wait_told(engine: ClusterEngine, tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the engine is asked something: say once where it is looked for, if it does not answer in a moment."""
+    text = f"waiting for {engine.place}, which does not answer yet (giving up after {engine.answer_s:g} seconds)"
+    timer = threading.Timer(MOMENT_S, tell, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 # -- the controller's -------------------------------------------------------------------------------------------------

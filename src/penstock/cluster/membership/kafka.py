@@ -6,7 +6,7 @@ One thread for each node does all of it:
   in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
 - The same thread is the *controller* (`controller.py`), if this node is it.
 - A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
-  so a node whose loop stands still is silent (`liveness.py`).
+  so a node whose loop stands still is silent (`Liveness`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
-from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
+from penstock.store.journal.kafka_topics import (
+    ADMIN_TIMEOUT_S,
+    check_topic,
+    made_client,
+    said,
+    topic_config,
+    when_known,
+)
 from penstock.store.kafka import open_kafka, prepare_topics
 from penstock.store.lock import lock_for_node
 
@@ -57,6 +64,7 @@ class KafkaEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._options = settings.kafka_options()
+        self.place, self.answer_s = f"Kafka at {self._options.bootstrap}", ADMIN_TIMEOUT_S
         self._data = Path(settings.server.data)
         self._opened = contextlib.ExitStack()
         self.cluster, self.shards = self._options.cluster, self._options.shards

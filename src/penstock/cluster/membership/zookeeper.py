@@ -11,7 +11,7 @@ the node is the controller, it decides.
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
 controller gives them to others, and the other nodes end the sessions of the connections that it had. Most often a dead
-node is found earlier, as in Kafka (`liveness.py`). A node that gets a new session gives up what it had, and begins
+node is found earlier, as in Kafka (`Liveness`). A node that gets a new session gives up what it had, and begins
 again.
 
 A record's number is the transaction that wrote it (zxid), so maps of all nodes have the same versions. That of a record
@@ -43,7 +43,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable
-from penstock.store.zookeeper import QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
+from penstock.store.zookeeper import CONNECT_S, QUIET_S, NodeSession, connect, disconnect, open_zookeeper, said
 from penstock.store.zookeeper_options import ZooKeeperOptions
 
 KINDS = ("drain", "load", "node", "released", "serving", "shard", "wish")
@@ -70,6 +70,7 @@ class ZooKeeperEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._options = settings.zookeeper_options()
+        self.place, self.answer_s = f"ZooKeeper at {self._options.hosts}", CONNECT_S
         self.cluster, self.shards = self._options.cluster, self._options.shards
         self.client: KazooClient | None = None
         self.session: NodeSession | None = None

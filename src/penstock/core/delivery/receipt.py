@@ -25,9 +25,12 @@ import hashlib
 import hmac
 import re
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from penstock.core.errors import ForgedReceipt
 
@@ -52,6 +55,14 @@ _MIX_2: Final = 0x14D049BB133111EB
 _BACK_1: Final = pow(_MIX_1, -1, 1 << 62)
 _BACK_2: Final = pow(_MIX_2, -1, 1 << 62)
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ID_LENGTH: Final = 36
+_DIGITS = [at for at in range(_ID_LENGTH) if at not in (8, 13, 18, 23)]
+_BLOCK_BITS: Final = 8
+_BLOCK: Final = 1 << _BLOCK_BITS
+_BLOCKS_MAX: Final = 500
+_kept: deque[tuple[dict[int, str], int]] = deque()
+"""The blocks of all queues, in the order in which they were made: 9 KiB each."""
+_WITHIN = np.arange(_BLOCK, dtype=np.uint64)
 
 
 class MessageIds:
@@ -59,7 +70,8 @@ class MessageIds:
 
     An id is a permutation of the 122 bits that a UUID has to give: 64 of the queue's number, 58 of the sequence number.
     The low half of the bits is mixed with a key of the queue; a mix of that hides the high half, which is the same for
-    all messages of a queue, and was mixed once. So an id is made without a loop, and `open_message_id` goes back.
+    all messages of a queue, and was mixed once. So an id is made without a loop, and `open_message_id` goes back. Ids
+    of neighbours are made together, a block at a time, and kept: that is a tenth of the price.
 
     >>> ids = MessageIds(0, 1)
     >>> ids.text(255), ids.text(256)
@@ -68,38 +80,77 @@ class MessageIds:
     True
     """
 
-    __slots__ = ("_earlier", "_key", "_queue", "_realm", "_top")
+    __slots__ = ("_blocks", "_earlier", "_key", "_missed", "_queue", "_realm", "_top")
 
     def __init__(self, realm: int, queue_id: int) -> None:
         self._earlier = (realm, queue_id)
         self._realm = _scrambled(realm)
         self._top, self._key = _top_and_key(self._realm, queue_id >> 4)
         self._queue = (queue_id & 15) << _SEQUENCE_BITS
+        self._blocks: dict[int, str] = {}
+        self._missed = -1
+        """The block that was asked for last and was not there: neighbours are asked for together."""
 
     def text(self, sequence: int) -> str:
         """The id of the message with this number."""
+        number = sequence >> _BLOCK_BITS
+        block = self._blocks.get(number)
+        if block is None:
+            if number != self._missed or sequence > _SEQUENCES:
+                self._missed = number
+                return self._one(sequence)
+            block = self._block(number)
+        at = (sequence & _BLOCK - 1) * _ID_LENGTH
+        return block[at : at + _ID_LENGTH]
+
+    def texts(self, first: int, count: int) -> list[str]:
+        """The ids of so many messages from a number on."""
+        stop = first + count
+        if stop > _SEQUENCES:
+            return [self.text(sequence) for sequence in range(first, stop)]
+        found: list[str] = []
+        while first < stop:
+            number = first >> _BLOCK_BITS
+            block = self._blocks.get(number)
+            if block is None:
+                if count == 1:  # who comes for one at a time pays for a block when the next is asked for
+                    return [self.text(first)]
+                block = self._block(number)
+            start = number << _BLOCK_BITS
+            until = min(stop - start, _BLOCK) * _ID_LENGTH
+            for at in range((first - start) * _ID_LENGTH, until, _ID_LENGTH):
+                found.append(block[at : at + _ID_LENGTH])
+            first = start + _BLOCK
+        return found
+
+    def _one(self, sequence: int) -> str:
+        """An id by itself: what `_block` does for many."""
         if sequence > _SEQUENCES:
             return _earlier_id(*self._earlier, sequence)
         low = ((self._queue | sequence) ^ self._key) * _MIX_1 & _LOW
         low = (low ^ (low >> 31)) * _MIX_2 & _LOW
         low ^= low >> 31
-        mixed = (low ^ self._realm) * _MIX_2 & _MASK  # as `_mixed`, which costs a call
-        digits = f"{self._top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}{_VARIANT | low:016x}"
+        digits = f"{self._top ^ _mixed(low, self._realm):015x}{_VARIANT | low:016x}"
         return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-{digits[15:19]}-{digits[19:]}"
 
-    def texts(self, first: int, count: int) -> list[str]:
-        """The ids of so many messages from a number on."""
-        if first + count > _SEQUENCES:
-            return [self.text(sequence) for sequence in range(first, first + count)]
-        found, queue, key, realm, top = [], self._queue, self._key, self._realm, self._top
-        for sequence in range(first, first + count):  # as `text`, which costs a call and more for each
-            low = ((queue | sequence) ^ key) * _MIX_1 & _LOW
-            low = (low ^ (low >> 31)) * _MIX_2 & _LOW
-            low ^= low >> 31
-            mixed = (low ^ realm) * _MIX_2 & _MASK
-            digits = f"{top ^ ((mixed ^ (mixed >> 29)) * _FACTOR & _MASK) >> 4:015x}{_VARIANT | low:016x}"
-            found.append(f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-{digits[15:19]}-{digits[19:]}")
-        return found
+    def _block(self, number: int) -> str:
+        """The ids of neighbours, end to end. They are kept: who receives asks for those of who sent."""
+        low = ((_WITHIN | np.uint64(self._queue | number << _BLOCK_BITS)) ^ np.uint64(self._key)) * _MIX_1 & _LOW
+        low = (low ^ (low >> 31)) * _MIX_2 & _LOW
+        low ^= low >> 31
+        mixed = (low ^ np.uint64(self._realm)) * _MIX_2
+        high = np.uint64(self._top) ^ ((mixed ^ (mixed >> 29)) * _FACTOR) >> 4
+        words = np.empty((_BLOCK, 2), ">u8")
+        words[:, 0] = (high >> 12) << 16 | 0x4000 | high & 0xFFF
+        words[:, 1] = low | _VARIANT
+        texts = np.full((_BLOCK, _ID_LENGTH), ord("-"), np.uint8)
+        texts[:, _DIGITS] = np.frombuffer(words.tobytes().hex().encode(), np.uint8).reshape(_BLOCK, 32)
+        block = self._blocks[number] = texts.tobytes().decode()
+        _kept.append((self._blocks, number))
+        if len(_kept) > _BLOCKS_MAX:
+            blocks, oldest = _kept.popleft()
+            blocks.pop(oldest, None)
+        return block
 
 
 def _scrambled(number: int) -> int:
@@ -167,6 +218,23 @@ def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
     low = (low ^ (low >> 31)) * _BACK_2 & _LOW
     low = ((low ^ (low >> 31)) * _BACK_1 & _LOW) ^ key
     return number << 4 | low >> _SEQUENCE_BITS, low & _SEQUENCES
+
+
+def no_message_id(text: str) -> str:
+    """What people are told who give something else for the id of a message."""
+    return f"{text[:50]!r} is no message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01"
+
+
+def gone(text: str, queue: str, sequence: int) -> str:
+    """What people are told who ask for a message that is not there any more."""
+    since = "it was acknowledged, deleted or moved, or its retention has ended"
+    return f"message {text} was number {sequence} of queue {queue!r}, and is no longer there: {since}"
+
+
+def absent(message: str | int, queue: str) -> str:
+    """What people are told of a message that a queue has not, and perhaps never had."""
+    why = "it was acknowledged, deleted or moved, its retention has ended, or it was never sent"
+    return f"queue {queue!r} has no message {message}: {why}"
 
 
 def sequence_in(text: str, realm: int, queue_id: int) -> int | None:

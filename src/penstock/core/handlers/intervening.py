@@ -204,7 +204,7 @@ def _check(sequences: list[int], count_max: int) -> None:
     if not 1 <= len(sequences) <= count_max:
         raise InvalidRequest(f"{len(sequences)} messages are named: give from 1 to {count_max}")
     if min(sequences) < 0:
-        raise InvalidRequest(f"{min(sequences)} is no sequence number")
+        raise InvalidRequest(f"{min(sequences)} is not a sequence number")
 
 
 def _runs(ordered: list[int]) -> list[tuple[int, int]]:

@@ -62,6 +62,11 @@ class Marks:
         mark = self._known.get(name)
         return -1 if mark is None else mark.number
 
+    def done_ms(self, name: str) -> int:
+        """When the last work of a name was done; 0 when there is none."""
+        mark = self._known.get(name)
+        return 0 if mark is None else mark.done_ms
+
     @staticmethod
     def check(name: str, number: int) -> None:
         """Raise what is wrong with a mark."""

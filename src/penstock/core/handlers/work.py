@@ -92,8 +92,11 @@ class UnitsOfWork:
         return None
 
     def _last_mark(self, command: LastMark) -> int:
-        self.broker.must_commit = True  # what it tells of may still be on its way to the disk
-        return self.broker.marks.last(command.name)
+        broker = self.broker
+        broker.must_commit = True  # what it tells of may still be on its way to the disk
+        if command.arrived and broker.outbox.has_since(broker.marks.done_ms(command.name)):
+            return -1
+        return broker.marks.last(command.name)
 
     def _do_work(self, command: CommitWork) -> list[Sent]:
         if self.broker.meta.shards == 1:

@@ -64,7 +64,9 @@ class Messages:
     @property
     def size(self) -> int:
         """Bytes of bodies and attributes."""
-        return sum(map(len, self.bodies)) + sum(len(value or b"") for value in self.attributes or ())
+        bodies = self.bodies
+        size = len(bodies.data) if isinstance(bodies, PackedBodies) else sum(map(len, bodies))
+        return size + sum(len(value or b"") for value in self.attributes or ())
 
     def only(self, indexes: list[int]) -> Messages:
         """Some of the messages."""

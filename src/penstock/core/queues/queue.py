@@ -978,12 +978,15 @@ class Queue:
             if contains is not None and contains not in bytes(chunk.bodies):
                 continue
             stop = key.messages if end is None else min(key.messages, end - key.base)
+            enough = len(seen) + limit  # of one chunk, whose messages are in order
             for index in range(max(0, after + 1 - key.base), stop):
                 if contains is not None and contains not in chunk.body(index):
                     continue
                 found = self._seen(channel, key, chunk, index)
                 if found.state in states:
                     seen.append(found)
+                    if len(seen) == enough:
+                        break
         return sorted(seen, key=_by_sequence)[:limit]
 
     def _seen(self, channel: Channel | None, key: ChunkKey, chunk: Chunk, index: int) -> Seen:

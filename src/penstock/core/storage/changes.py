@@ -49,10 +49,6 @@ class Changes:
         """Write a chunk. It must not be changed afterwards."""
         self.chunks[key] = chunk
 
-    def delete_chunk(self, key: bytes) -> None:
-        """Delete a chunk; no error if it is not there."""
-        self.chunks[key] = None
-
     def put_record(self, key: bytes, value: bytes) -> None:
         """Write a state record, replacing the one of that key."""
         self.records[key] = value

@@ -98,9 +98,7 @@ class _Letter:
         """The first message's number among all that were ever in that outbox for this shard."""
         self.effect = effect
         self.messages = messages
-        bodies = messages.bodies
-        size = len(bodies.data) if isinstance(bodies, PackedBodies) else sum(map(len, bodies))
-        self.size = size + sum(map(len, filter(None, messages.attributes or ())))
+        self.size = messages.size
 
     def one_by_one(self) -> Iterator[_Letter]:
         """The messages, each for itself."""

@@ -209,6 +209,10 @@ class Outbox:
         """When the oldest entry for a shard was made."""
         return self._oldest_ms.get(target)
 
+    def has_since(self, time_ms: int) -> bool:
+        """Whether an entry is left that was made up to this time."""
+        return bool(self.drafts) or any(made_ms <= time_ms for made_ms in self._oldest_ms.values())
+
     def first(self, target: int) -> int:
         """The number of the first entry for a shard that is left, or of the next one that comes."""
         return self._targets.get(target, OutboxTarget()).first

@@ -488,8 +488,10 @@ class HttpConnection:
             self._write(exchange, 200, head, body, True)
             return
         self._end_exchange(exchange)
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self.flush)
+        if not self._unsent:  # as `_put`, which costs a call
+            server.to_flush.append(self)
+            if len(server.to_flush) == 1:
+                asyncio.get_running_loop().call_soon(_flush, server.to_flush)
         self._unsent.append(head + body)
         self._after_response(exchange, 200, True)
 
@@ -598,16 +600,14 @@ class HttpConnection:
     def _put(self, data: bytes) -> None:
         """Write in the loop's next turn: with the responses of others, one right after the other (see the package)."""
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._server.to_flush.append(self)
+            if len(self._server.to_flush) == 1:
+                asyncio.get_running_loop().call_soon(_flush, self._server.to_flush)
         self._unsent.append(data)
 
     def flush(self) -> None:
         """Write what is there to be written."""
-        if not self._unsent:
-            return
-        pieces, self._unsent = self._unsent, []
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        _flush([self])
 
     def has_hung_up(self) -> bool:
         """Ask the kernel whether the client has closed; give up the request in flight if so. For `Exchange.respond`.
@@ -654,6 +654,7 @@ class HttpConnection:
 
     def _abandon(self, exchange: Exchange) -> None:
         callback = exchange.on_abandoned
+        exchange.unheard = self._server.unheard
         self._end_exchange(exchange)
         self._server.counters.abandoned += 1
         if callback is not None:
@@ -996,6 +997,20 @@ class HttpConnection:
         self._waiting.clear()
         self._reject(503, "stopping", "the server stops")
         self._pump()
+
+
+def _flush(connections: list[HttpConnection]) -> None:
+    """Write what these have to write, one right after the other; none is left in the list."""
+    for connection in connections:
+        pieces, connection._unsent = connection._unsent, []
+        transport = connection._transport
+        if not pieces or transport is None or transport.is_closing():
+            continue
+        try:
+            transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        except Exception:  # the others' responses are to be written all the same
+            log.exception("a response could not be written")
+    connections.clear()
 
 
 def _pair(line: str) -> tuple[str, str]:

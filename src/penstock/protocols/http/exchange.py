@@ -231,6 +231,7 @@ class Exchange:
         "request",
         "request_id",
         "started_s",
+        "unheard",
     )
 
     def __init__(self, connection: Answering, request: Request, keeps_alive: bool) -> None:
@@ -247,6 +248,8 @@ class Exchange:
         """Set by a handler that waits; called once if the client hangs up before `respond`.
 
         `respond` looks again, and returns False for one who has hung up in this turn of the loop."""
+        self.unheard: Observer | None = None
+        """Set when the client has hung up: told of the answer that it would have got."""
         self.is_known: bool | None = None
         """False: the client has still to prove who it is. True: it has, and so have those who ask after it here."""
         self.headers: Headers = ()
@@ -282,9 +285,14 @@ class Exchange:
         """Answer, once. False if the client is gone, and the response with it."""
         connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
-            return False
+            return self._tell_unheard(status)
         connection.answer(self, status, headers, body)
         return True
+
+    def _tell_unheard(self, status: int) -> bool:
+        if self.unheard is not None:
+            self.unheard(self, status)
+        return False
 
     def respond_well(self, lines: str, body: bytes) -> bool:
         """As `respond` with 200, for a handler that has the header lines at hand: ASCII, each ended by CR LF.
@@ -293,7 +301,7 @@ class Exchange:
         """
         connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
-            return False
+            return self._tell_unheard(200)
         connection.answer_well(self, lines, body)
         return True
 

@@ -61,8 +61,11 @@ class HttpServer:
         render: Render = render_plainly,
         websockets: frozenset[str] = frozenset(),
         refuses: Refusal | None = None,
+        unheard: Observer | None = None,
     ) -> None:
         self.handler = handler
+        self.unheard = unheard
+        """Told of answers that nobody waited for."""
         self.refuses = refuses
         self.limits = limits or HttpLimits()
         self.observer = observer
@@ -74,6 +77,8 @@ class HttpServer:
         self.names: dict[bytes, str] = {}
         """Headers' names as clients write them -> in lower case, or "" if the handler does not read them."""
         self._unread = unread
+        self.to_flush: list[HttpConnection] = []
+        """They have something to write when what this turn of the loop has to do is done."""
         self.is_draining = False
         self.date_line = ""
         """The Date header, as of the last sweep."""

@@ -140,7 +140,7 @@ class LookupConnection(asyncio.Protocol):
         self._transport = None
         self._server.forget(self)
         if self._peer is not None:
-            log.info("%s is gone: %s", _described(self._peer), error or "it closed the connection")
+            log.info("%s disconnected: %s", _described(self._peer), error or "it closed the connection")
             self._server.registry.remove(self._peer)
 
     def data_received(self, data: bytes) -> None:
@@ -198,7 +198,7 @@ class LookupConnection(asyncio.Protocol):
     def expire(self) -> None:
         """Give the node up."""
         if self._peer is not None:
-            log.warning("%s is silent: it is given up", _described(self._peer))
+            log.warning("%s is silent: closing its connection", _described(self._peer))
         if self._transport is not None:
             self._transport.abort()
 
@@ -237,7 +237,7 @@ class LookupConnection(asyncio.Protocol):
             raise Refusal("E_BAD_BODY", "IDENTIFY missing fields")
         self._peer = Peer(identity, self._address, time.monotonic())
         self._server.registry.add(self._peer)
-        log.info("%s has come", _described(self._peer))
+        log.info("%s connected", _described(self._peer))
         return response(self._server.answer)
 
     def _register(self, command: LookupCommand) -> bytes:

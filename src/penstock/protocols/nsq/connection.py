@@ -53,13 +53,13 @@ from penstock.core.commands import (
     Settled,
     Subscribe,
 )
-from penstock.core.errors import PenstockError, StoreError, TooManyFailedLogins
+from penstock.core.errors import AccessDenied, PenstockError, StoreError, TooManyFailedLogins
 from penstock.protocols.nsq import wire
 from penstock.protocols.nsq.client import Client, Refusal, State, Terms, answer, negotiate
 from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
 from penstock.protocols.nsq.topics import Timeouts
 from penstock.protocols.nsq.wire import NSQ_VERSION
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, Principal, authorize_kinds
 from penstock.server.budget import BUSY, SMALL_BYTES, TLS_HANDSHAKE_S, Pace
 from penstock.server.shard import Call
 
@@ -445,7 +445,7 @@ class Connection(asyncio.Protocol):
         is_silent = bool(self._terms.heartbeat_ms) and silent_s >= 2 * beat_s
         is_stuck = self._stuck_s is not None and now_s - self._stuck_s >= beat_s
         if self._principal is None and now_s - self._began_s >= self._settings.client_timeout_s:
-            log.info("client %s has not said who it is", self.client.remote_address)
+            log.info("client %s did not identify itself", self.client.remote_address)
             return self.abort()
         if (is_silent or is_stuck) and not self._is_doubted:
             self._is_doubted = True
@@ -525,8 +525,10 @@ class Connection(asyncio.Protocol):
     def _check_right(self, verb: str, kind: type[Command], topic: str, channel: str = "") -> None:
         if self._principal is None:
             raise Refusal(wire.AUTH_FIRST, f"AUTH required before {verb}")
-        if not self._principal.may(topic, kind):
-            raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
+        try:
+            authorize_kinds(self._principal, topic, kind)
+        except AccessDenied:
+            raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"') from None
 
     def _identify(self, command: wire.Identify) -> None:
         has_tls = self._endpoint.tls is not None and not self._is_tls

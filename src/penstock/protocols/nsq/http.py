@@ -25,8 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.core.commands import ChangeQueue, Command, CreateChannel, QueueStats, Send
+from penstock.core.commands import ChangeQueue, CreateChannel, QueueStats, Send
 from penstock.core.errors import (
+    AccessDenied,
     ChannelNotFound,
     InvalidRequest,
     MessageTooLarge,
@@ -58,7 +59,7 @@ from penstock.protocols.nsq.registration import LookupRegistration
 from penstock.protocols.nsq.server import TCP_ADDRESS
 from penstock.protocols.nsq.topics import Topics
 from penstock.protocols.nsq.wire import NSQ_VERSION, is_name
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, Principal, authorize_kinds
 from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, parse_address
 from penstock.server.shard import Call, ShardClosed
@@ -253,7 +254,7 @@ class NsqHttp:
 
     def _topic_to_write(self, call: ApiCall) -> str:
         topic = call.arguments.name("topic", "INVALID_TOPIC")
-        _check(call, Send, topic)
+        authorize_kinds(call.principal, topic, Send)
         return topic
 
     def _delay_ms(self, arguments: Arguments) -> int | None:
@@ -289,7 +290,7 @@ class NsqHttp:
     async def create_topic(self, call: ApiCall) -> Answer:
         """Make a topic; once more is fine."""
         topic = call.arguments.name("topic", "INVALID_TOPIC")
-        _check(call, Send, topic)
+        authorize_kinds(call.principal, topic, Send)
         await self._topics.create_topic(topic)
 
     async def delete_topic(self, call: ApiCall) -> Answer:
@@ -312,7 +313,7 @@ class NsqHttp:
     def _owned_topic(self, call: ApiCall) -> str:
         """The topic that a request names, if it may administer it."""
         topic = call.arguments.needed("topic")
-        _check(call, ChangeQueue, topic)
+        authorize_kinds(call.principal, topic, ChangeQueue)
         return topic
 
     # -- channels --
@@ -320,7 +321,7 @@ class NsqHttp:
     async def create_channel(self, call: ApiCall) -> Answer:
         """Make a channel of a topic that is there; once more is fine."""
         topic, channel = call.arguments.topic_and_channel()
-        _check(call, CreateChannel, topic)
+        authorize_kinds(call.principal, topic, CreateChannel)
         await self._topics.create_channel(topic, channel)
 
     async def delete_channel(self, call: ApiCall) -> Answer:
@@ -340,14 +341,14 @@ class NsqHttp:
 
     def _owned_channel(self, call: ApiCall) -> tuple[str, str]:
         topic, channel = call.arguments.topic_and_channel()
-        _check(call, ChangeQueue, topic)
+        authorize_kinds(call.principal, topic, ChangeQueue)
         return topic, channel
 
     # -- options --
 
     def show_option(self, call: ApiCall) -> Answer:
         """The value of an option."""
-        _check(call, ChangeQueue, _EVERY_TOPIC)
+        authorize_kinds(call.principal, _EVERY_TOPIC, ChangeQueue)
         option = _OPTIONS.get(_option(call))
         if option is None:
             raise ApiError(400, "INVALID_OPTION")
@@ -355,7 +356,7 @@ class NsqHttp:
 
     def set_option(self, call: ApiCall) -> Answer:
         """Change an option while the server runs; not for longer."""
-        _check(call, ChangeQueue, _EVERY_TOPIC)
+        authorize_kinds(call.principal, _EVERY_TOPIC, ChangeQueue)
         if not call.request.body or len(call.request.body) > self._settings.message_bytes_max:
             raise ApiError(413, "INVALID_VALUE")
         setter = _SETTERS.get(_option(call))
@@ -461,13 +462,10 @@ def _translated(error: PenstockError) -> ApiError:
             return ApiError(400, str(error))
         case TooManyFailedLogins():
             return ApiError(429, str(error), (("retry-after", str(math.ceil(error.wait_s))),))
+        case AccessDenied():
+            return ApiError(403, "FORBIDDEN")
     log.warning("a request failed: %s", error)
     return ApiError(503, str(error))
-
-
-def _check(call: ApiCall, kind: type[Command], topic: str) -> None:
-    if not call.principal.may(topic, kind):
-        raise ApiError(403, "FORBIDDEN")
 
 
 def _option(call: ApiCall) -> str:
@@ -513,6 +511,10 @@ _SETTERS: dict[str, Callable[[NsqHttp, bytes], None]] = {
 
 class NsqHttpFrontEnd(HttpFrontEnd):
     """Serves nsqd's HTTP API, and keeps the lookup services informed."""
+
+    changes = frozenset(
+        f"/{noun}/{verb}" for noun in ("topic", "channel") for verb in ("create", "delete", "empty", "pause", "unpause")
+    )
 
     def __init__(self, port: int) -> None:
         super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._check_header)

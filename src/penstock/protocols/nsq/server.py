@@ -52,7 +52,7 @@ class Endpoint:
             return False
         if len(self.connections) >= self.settings.connections_max:
             self.refused += 1
-            log.warning("%d clients are connected: another one is refused", len(self.connections))
+            log.warning("%d clients are connected, which is the limit: a new one was refused", len(self.connections))
             return False
         self.accepted += 1
         self.connections.add(connection)

@@ -7,10 +7,10 @@ import time
 from typing import TypeVar
 
 from penstock.core.commands import Command, Delivery, Once, Receive
-from penstock.core.errors import AccessDenied, RateLimited
+from penstock.core.errors import RateLimited
 from penstock.protocols.http import Exchange
 from penstock.protocols.rest.problems import no_room
-from penstock.server.auth import Principal
+from penstock.server.auth import Principal, authorize_kinds
 from penstock.server.budget import Budget, NoRoom, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.settings import Settings
@@ -50,9 +50,7 @@ class Caller:
     def need(self, queue: str, *kinds: type[Command]) -> str:
         """The queue's name, if the caller may do one of these commands with it."""
         self._exchange.queue = queue
-        if not self.principal.may(queue, *kinds):
-            rights = " or ".join(str(kind.traits.right) for kind in kinds)
-            raise AccessDenied(f"{self.principal.name!r} has no {rights} right on queue {queue!r}")
+        authorize_kinds(self.principal, queue, *kinds)
         return queue
 
     def named(self, command: _Command, number: int = 0) -> _Command:

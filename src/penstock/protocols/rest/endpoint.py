@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.core.errors import PenstockError, RateLimited
-from penstock.protocols.front_end import hosts_of
+from penstock.protocols.front_end import hosts_of, is_own_page
 from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Headers, Observer, Terms
 from penstock.protocols.rest.caller import Caller, CallerGone, caller_of, rates_of
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Blocks, Operation, Reply
@@ -416,18 +416,6 @@ def scope_of(arguments: dict[str, Any], result: Any) -> dict[str, Any]:
         found = {name: getattr(result, name) for name in result.__struct_fields__}
         scope |= {name: value for name, value in found.items() if type(value) is int and name not in scope}
     return scope
-
-
-def is_own_page(headers: Mapping[str, str]) -> bool:
-    """Whether a page of this very server calls: the console, or that of the API's documentation. Browsers say so.
-
-    >>> is_own_page({"sec-fetch-site": "same-origin"}), is_own_page({"user-agent": "curl"})
-    (True, False)
-    """
-    if headers.get("sec-fetch-site") == "same-origin":
-        return True
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] == headers.get("host", "")
 
 
 def _check_page(settings: ConsoleSettings, operation: Operation) -> None:

@@ -21,7 +21,7 @@ from penstock.core.commands import (
     RescheduleMessages,
     Seen,
 )
-from penstock.core.delivery.receipt import open_message_id
+from penstock.core.delivery.receipt import absent, gone, no_message_id, open_message_id
 from penstock.core.delivery.states import State
 from penstock.core.errors import AccessDenied, MessageNotFound
 from penstock.core.queues.config import dead_letter_name
@@ -41,7 +41,7 @@ from penstock.protocols.rest.shapes import (
     NewSchedule,
 )
 
-_LOOKED_AT_A_TIME = 1_000
+_LOOKED_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 4 * 1024 * 1024
 LOOKED_AT_MAX = 100_000
 """Messages that one request looks at to find ids."""
@@ -138,11 +138,11 @@ class SingleMessages(Resource):
         """Find a message by its id alone, and show its whole life: in its queue, or among its dead letters."""
         opened = open_message_id(self.broker.meta.realm, message)
         if opened is None:
-            raise invalid(f"{message[:50]!r} is no message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01")
+            raise invalid(no_message_id(message))
         queue_id, sequence = opened
         name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:
-            raise _missing(message)
+            raise MessageNotFound(f"there is no message {message!r}: its queue is gone, or never was")
         if not caller.principal.may_see(name):  # nor may it be told its name
             raise AccessDenied(f"{caller.principal.name!r} has no right on the queue of this message")
         caller.need(name, LookUp)
@@ -158,7 +158,7 @@ class SingleMessages(Resource):
                 if message in places:
                     found = await self.shard.call(LookUp(queue=target, sequences=[places[message]]))
         if not found:
-            raise _missing(message)
+            raise MessageNotFound(gone(message, name, sequence))
         return masks_of(self.services).hide(life_of(self.broker, found[0]))
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
@@ -171,7 +171,7 @@ class SingleMessages(Resource):
         sequence = await self._sequence(queue, message)
         found: list[Life] = await self.shard.call(LookUp(queue=queue, sequences=[sequence]))
         if not found:
-            raise _missing(message)
+            raise MessageNotFound(absent(message, queue))
         return masks_of(self.services).hide(life_of(self.broker, found[0]))
 
     @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
@@ -181,7 +181,7 @@ class SingleMessages(Resource):
         sequence = await self._sequence(queue, message)
         changed: Changed = await self.shard.call(caller.named(DeleteMessages(queue=queue, sequences=[sequence])))
         if changed.missing:
-            raise _missing(message)
+            raise MessageNotFound(absent(message, queue))
         return ChangedMessages(changed=changed.count, missing=[])
 
     @operation("POST", "/v1/queues/{queue}/messages/delete", is_change=True)
@@ -236,11 +236,9 @@ class SingleMessages(Resource):
     async def _sequence(self, queue: str, message: str) -> int:
         if message.isascii() and message.isdigit() and len(message) < 20:
             return int(message)
+        if open_message_id(0, message) is None:
+            raise invalid(no_message_id(message))
         sequence = (await sequences_of(self, queue, [message])).get(message)
         if sequence is None or sequence > SEQUENCE_MAX:
-            raise _missing(message)
+            raise MessageNotFound(absent(message, queue))
         return sequence
-
-
-def _missing(message: str) -> MessageNotFound:
-    return MessageNotFound(f"there is no message {message[:50]!r}: it is done in every channel, or gone")

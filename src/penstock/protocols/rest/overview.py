@@ -45,7 +45,7 @@ from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.history import History
 from penstock.server.node import Services
-from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
+from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up, in_order
 from penstock.server.shards import Shards
 
 EVENT_STREAM = "text/event-stream"
@@ -125,7 +125,7 @@ class Overviews(Resource):
         rows = await self._look()
         principal, key = caller.principal, _KEYS.get(query.sort) or self._by_dead_letters()
 
-        def fitting() -> list[Row]:
+        def fitting() -> tuple[list[Row], int]:
             found = [
                 row
                 for row in rows
@@ -133,14 +133,16 @@ class Overviews(Resource):
                 and query.contains in row.name
                 and (principal is ANYBODY or principal.may(row.name, QueueStats))
             ]
-            found.sort(key=key, reverse=query.descending)
-            return found
+            first = min(query.after, len(found))
+            stop = first + query.limit
+            if query.sort == "name":  # as they are
+                return (found[::-1] if query.descending else found)[first:stop], len(found)
+            return in_order(found, key, query.descending, first, stop), len(found)
 
-        found = fitting() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(fitting)
-        page = found[query.after : query.after + query.limit]
+        page, total = fitting() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(fitting)
         shown = await self._shown(page)
         end = query.after + len(page)
-        return QueueRows(queues=shown, total=len(found), next=end if page and end < len(found) else None)
+        return QueueRows(queues=shown, total=total, next=end if page and end < total else None)
 
     @operation("GET", "/v1/history", live_s=10)
     async def history(self, caller: Caller, query: HistoryQuery) -> QueueHistory:
@@ -183,7 +185,7 @@ class Overviews(Resource):
             return (
                 len(mine),
                 *added_up(mine),
-                list(_alarms_of(mine)),
+                self._alarms_of(mine),
                 self._dead_letters_of([row for row in mine if row.dead]),
             )
 
@@ -213,7 +215,9 @@ class Overviews(Resource):
         if self._grown is not None and self._grown[0] == overview.looked_s:
             return self._grown[1]
         found: list[Alarm] = []
-        for row, count, seconds in overview.grown(_GROWING_MAX):
+        is_small = len(overview.rows) <= _INLINE_MAX
+        grown = overview.grown(_GROWING_MAX) if is_small else await asyncio.to_thread(overview.grown, _GROWING_MAX)
+        for row, count, seconds in grown:
             stats: Stats | None = None
             with contextlib.suppress(QueueNotFound, QueueDamaged):
                 stats = await self.shard.call(QueueStats(name=row.name))
@@ -274,8 +278,33 @@ class Overviews(Resource):
         names = {self._dead_letter_queue_of(row) for row in rows}
         return sum(all_rows[name].messages for name in names if name in all_rows)
 
+    def _alarms_of(self, rows: Sequence[Row]) -> list[Alarm]:
+        """What is wrong now: damage, and dead letters that came lately and still are there."""
+        assert self._overview is not None
+        found: list[Alarm] = []
+        for row in rows:
+            if len(found) >= _ALARMS_MAX:
+                break
+            if row.quarantined:
+                text = f"{row.quarantined:,} messages of {row.name} are damaged and not delivered"
+                found.append(Alarm(kind="damaged", queue=row.name, text=f"{text}: run penstock store check"))
+            if not row.dead:
+                continue
+            count, seconds = self._overview.died(row)
+            if count and (left := self._dead_letters_of([row])):
+                text = f"{count:,} messages of {row.name} were dead-lettered in the last {seconds:.0f} s"
+                found.append(Alarm(kind="dead letters", queue=row.name, text=f"{text}: {left:,} are there now"))
+        return found
+
     def _by_dead_letters(self) -> Callable[[Row], tuple[float, str]]:
-        return lambda row: (self._dead_letters_of([row]), row.name)
+        assert self._overview is not None
+        all_rows, queue_of = self._overview.rows, self._dead_letter_queue_of
+
+        def key(row: Row) -> tuple[float, str]:
+            dead = all_rows.get(queue_of(row))
+            return (0 if dead is None else dead.messages), row.name
+
+        return key
 
     def _disk(self) -> Disk | None:
         data = self.services.settings.server.data
@@ -403,20 +432,6 @@ _KEYS: dict[str, Callable[[Row], tuple[float, str]]] = {
     **{name: _by_count(name) for name in ("messages", "bytes", "ready", "leased", "delayed", "dead")},
     **{name: _by_rate(name) for name in ("sent", "acked", "failed")},
 }
-
-
-def _alarms_of(rows: Sequence[Row]) -> list[Alarm]:
-    found: list[Alarm] = []
-    for row in rows:
-        if len(found) >= _ALARMS_MAX:
-            break
-        if row.quarantined:
-            text = f"{row.quarantined} messages of {row.name} are damaged and not delivered: run penstock store check"
-            found.append(Alarm(kind="damaged", queue=row.name, text=text))
-        if row.rates is not None and row.rates.dead:
-            text = f"{row.name} sends {row.rates.dead:.3g} messages a second to its dead-letter queue"
-            found.append(Alarm(kind="dead letters", queue=row.name, text=text))
-    return found
 
 
 def _memory_bytes() -> int | None:

@@ -445,7 +445,7 @@ EXPLAINED = (
     Explained(
         "misdirected_request",
         421,
-        "The `Host` of the request is no name of this server.",
+        "The `Host` of the request is not a name of this server.",
         "Use `localhost` or an address, or list the name in `[server] hosts`, or with `--hosts`.",
     ),
     Explained(

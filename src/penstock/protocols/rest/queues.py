@@ -38,7 +38,7 @@ from penstock.core.transfer.moves import is_wanted, origin_of
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
 from penstock.protocols.rest.intervening import LOOKED_AT_MAX, browsed, first_of, sequences_of
-from penstock.protocols.rest.masks import Masks, masks_of
+from penstock.protocols.rest.masks import masks_of
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import invalid
@@ -64,7 +64,6 @@ from penstock.protocols.rest.shapes import (
     Redrive,
     RedriveList,
     RedrivesQuery,
-    SeenMessage,
     ServerStats,
 )
 from penstock.server.auth import TO_SEE, check_labels, restrict
@@ -305,6 +304,8 @@ _GROUPED_AT_A_TIME = 100
 _GROUPED_MAX = 20_000
 """Dead letters that one request looks at."""
 _GROUPS_MAX = 200
+_ERRORS_KNOWN_MAX = 1_000
+"""Of so many errors it is remembered which group they are in."""
 _SAMPLE_LENGTH_MAX = 4_000
 """Of a body; of base64 as well, and it stays base64 because it can be divided by 4."""
 
@@ -364,14 +365,34 @@ class DeadLetterQueues(Resource):
             self.broker.refuse_damaged(target)
             return ErrorGroups(queue=target, groups=[], looked_at=0, next=None)
         groups: dict[str, ErrorGroup] = {}
+        names: dict[str, str] = {}
+        masks = masks_of(self.services)
         after, looked_at, following = query.after, 0, None
         await caller.room_for(self.shard, target, _GROUPED_AT_A_TIME, self.services.settings)
         while True:
             seen: list[Seen] = await self.shard.call(Browse(queue=target, after=after, limit=_GROUPED_AT_A_TIME))
             for one in seen:
-                message = seen_message(self.broker, dead.id, one)
-                if message.origin is not None and message.origin.queue == queue and message.failures:
-                    _count_in(groups, message, masks_of(self.services))
+                origin = origin_of(one)
+                failures = failures_of(origin, one.failures, one.sequence)
+                if origin is None or origin.queue != queue or not failures:
+                    continue
+                last = failures[-1]
+                if last.error not in names:
+                    if len(names) >= _ERRORS_KNOWN_MAX:
+                        names.clear()
+                    names[last.error] = masks.group_of(last.error)
+                name = names[last.error]
+                if name not in groups and len(groups) >= _GROUPS_MAX:
+                    name = "other errors"
+                failed_at = last.failed_ms / 1_000
+                group = groups.get(name)
+                if group is None:
+                    sample = masks.hide(seen_message(self.broker, dead.id, one))
+                    sample.body = sample.body[:_SAMPLE_LENGTH_MAX]
+                    groups[name] = ErrorGroup(group=name, count=1, first_at=failed_at, last_at=failed_at, sample=sample)
+                else:
+                    group.count += 1
+                    group.first_at, group.last_at = min(group.first_at, failed_at), max(group.last_at, failed_at)
             looked_at += len(seen)
             if len(seen) < _GROUPED_AT_A_TIME:
                 break
@@ -381,21 +402,6 @@ class DeadLetterQueues(Resource):
                 break
         found = sorted(groups.values(), key=lambda group: (-group.count, group.group))
         return ErrorGroups(queue=target, groups=found, looked_at=looked_at, next=following)
-
-
-def _count_in(groups: dict[str, ErrorGroup], message: SeenMessage, masks: Masks) -> None:
-    last = message.failures[-1]
-    name = masks.group_of(last.error)
-    if name not in groups and len(groups) >= _GROUPS_MAX:
-        name = "other errors"
-    group = groups.get(name)
-    if group is None:
-        masks.hide(message)
-        message.body = message.body[:_SAMPLE_LENGTH_MAX]
-        groups[name] = ErrorGroup(group=name, count=1, first_at=last.failed_at, last_at=last.failed_at, sample=message)
-        return
-    group.count += 1
-    group.first_at, group.last_at = min(group.first_at, last.failed_at), max(group.last_at, last.failed_at)
 
 
 class Redrives(Resource):

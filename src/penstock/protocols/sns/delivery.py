@@ -151,7 +151,7 @@ class Deliveries:
         try:
             self._left_over = self._scan(in_turn=True)
         except Exception:
-            log.exception("topics could not be looked at: they are again in %s s", _SCAN_S)
+            log.exception("topics could not be read: trying again in %s s", _SCAN_S)
         finally:
             self._scan_later()
 
@@ -202,7 +202,7 @@ class Deliveries:
         if found is None:
             if (name, subscription_id) not in self._unreadable:
                 self._unreadable.add((name, subscription_id))
-                log.error("%s: the label %s cannot be read: left out", name, SUBSCRIPTION_LABEL + subscription_id)
+                log.error("%s: the label %s cannot be read, and is ignored", name, SUBSCRIPTION_LABEL + subscription_id)
             return
         if found.is_pending:
             if in_turn and found.is_expired(self._shard.now_ms()):
@@ -223,14 +223,14 @@ class Deliveries:
         try:
             await self._shard.call(DeleteChannel(queue=name, channel=channel, purge_last=True))
         except PenstockError as error:
-            log.info("the channel %s of %s is left over, and stays for now: %s", channel, name, error)
+            log.info("the unused channel %s of %s could not be removed yet: %s", channel, name, error)
 
     async def _forget(self, name: str, subscription_id: str) -> None:
         """Nobody has confirmed a subscription."""
         try:
             await self._topics.change(name, partial(without, subscription_id=subscription_id))
         except (PenstockError, SqsError) as error:
-            log.info("%s: a subscription that nobody confirmed stays for now: %s", name, error)
+            log.info("%s: an unconfirmed subscription could not be removed yet: %s", name, error)
 
     async def _trim(self, name: str, topic: Topic) -> None:
         """The archive begins where its retention period does."""
@@ -240,7 +240,7 @@ class Deliveries:
             offset = max(found.at_times[0], found.first)
             await self._shard.call(AckConsumer(queue=name, consumer=ARCHIVE, offset=offset))
         except PenstockError as error:
-            log.info("the archive of %s keeps its old messages for now: %s", name, error)
+            log.info("old messages could not be removed from the archive of %s yet: %s", name, error)
 
     # -- one subscription --
 
@@ -287,7 +287,7 @@ class Deliveries:
                 is_new = True
                 await asyncio.sleep(_PAUSE_S)
             except PenstockError as error:
-                log.info("%s: a delivery to %s is tried again: %s", name, subscription_id, error)
+                log.info("%s: a delivery to %s will be tried again: %s", name, subscription_id, error)
                 await asyncio.sleep(_PAUSE_S)
             except Exception:
                 log.exception("%s: a delivery to %s failed", name, subscription_id)
@@ -438,7 +438,12 @@ class Deliveries:
         if found.protocol not in TO_HTTP:
             topic_arn = arn.rpartition(":")[0]
             url = f"{found.url}/?Action=ConfirmSubscription&TopicArn={topic_arn}&Token={token}"
-            log.info("%s is not told of its subscription to %s: to confirm it, visit %s", found.endpoint, queue, url)
+            log.info(
+                "%s was not asked to confirm its subscription to %s. To confirm it, visit %s",
+                found.endpoint,
+                queue,
+                url,
+            )
             return
         try:
             known = self._shard.identity.queues.get(queue)

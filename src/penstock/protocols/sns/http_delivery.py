@@ -51,7 +51,7 @@ class _Connection:
             first, *lines = answer.decode("latin-1").split("\r\n")
             version, _, rest = first.partition(" ")
             if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-                raise Failed("the response is no HTTP")
+                raise Failed("the response is not HTTP")
             status = int(rest[:3])
             if status >= 200:  # what comes before is not the answer
                 break
@@ -98,7 +98,7 @@ class HttpPoster:
         """Post a message; `Failed` if the endpoint does not say that it has it. Redirects are not followed."""
         endpoint = read_endpoint(url)
         if endpoint is None:
-            raise Failed("the endpoint is no URL", is_final=True)
+            raise Failed("the endpoint is not a URL", is_final=True)
         lines = [f"POST {endpoint.path} HTTP/1.1", f"Host: {endpoint.authority}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"User-Agent: {AGENT}", "Accept-Encoding: identity", "Connection: Keep-Alive", "", ""]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.core.commands import Command
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import AccessDenied, QueueNotFound
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.delivery import Deliveries
 from penstock.protocols.sns.http_targets import HttpTargets
@@ -18,7 +18,7 @@ from penstock.protocols.sns.topics import Subscription, Topic, Topics, subscript
 from penstock.protocols.sns.wire import NOT_FOUND, invalid
 from penstock.protocols.sqs.errors import SqsError
 from penstock.protocols.sqs.names import ACCOUNT, REGION, TOPIC_PREFIX, Arns, Scope
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, Principal, authorize_kinds
 from penstock.server.settings import SnsSettings, SqsSettings
 from penstock.server.shards import Shards
 
@@ -52,8 +52,11 @@ class Caller:
 
     def check(self, queue: str, *kinds: type[Command]) -> None:
         """Raise unless the caller may do one of these commands with the queue."""
-        if not self.principal.may(queue, *kinds):
-            raise SqsError(wire.AUTHORIZATION_ERROR, f"User: {self.principal.name} is not authorized on {queue}")
+        try:
+            authorize_kinds(self.principal, queue, *kinds)
+        except AccessDenied:
+            reason = f"User: {self.principal.name} is not authorized on {queue}"
+            raise SqsError(wire.AUTHORIZATION_ERROR, reason) from None
 
 
 _UNCHECKED = Caller(ANYBODY, "")

@@ -45,6 +45,10 @@ ACTIONS = (
     "Unsubscribe",
     "UntagResource",
 )
+CHANGES = frozenset(name for name in ACTIONS if not name.startswith(("Get", "List", "Publish")))
+"""What the audit log tells."""
+_ABOUT = ("TopicArn", "SubscriptionArn", "ResourceArn", "Name")
+"""Fields that say what a request is about, for the logs."""
 _FOR_STRANGERS = frozenset({"ConfirmSubscription", "Unsubscribe"})
 """Actions that a link in a notification is for: what they are given says whether they may be done."""
 _CERTIFICATE_PATH = "/SimpleNotificationService-"
@@ -95,6 +99,7 @@ class SnsService(SubscriptionActions, PublishActions):
             if action not in ACTIONS:
                 raise SqsError(UNKNOWN_OPERATION, f"Could not find operation {action} for version 2010-03-31")
             exchange.action = action
+            exchange.queue = next((fields[name] for name in _ABOUT if fields.get(name)), "")
             result = await getattr(self, action)(caller, wire.decode(fields))
         except SqsError as error:
             wire.respond_error(exchange, error)

@@ -62,6 +62,22 @@ REQUESTS: dict[str, type[Shape]] = {
     "UntagQueue": shapes.UntagQueueRequest,
 }
 
+CHANGES = frozenset(
+    {
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "CreateQueue",
+        "DeleteQueue",
+        "PurgeQueue",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    }
+)
+"""What the audit log tells: changes of queues, and none of a client's daily work."""
+
 
 def actions_of(service: Service) -> dict[str, Action]:
     """The actions of a service by their names."""

@@ -27,10 +27,17 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.commands import Command, Receive
-from penstock.core.errors import PenstockError
+from penstock.core.errors import AccessDenied, PenstockError
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs import json_wire, query_wire
-from penstock.protocols.sqs.errors import INTERNAL_FAILURE, SERVICE_UNAVAILABLE, SqsError, from_core, no_such_queue
+from penstock.protocols.sqs.errors import (
+    ACCESS_DENIED,
+    INTERNAL_FAILURE,
+    SERVICE_UNAVAILABLE,
+    SqsError,
+    from_core,
+    no_such_queue,
+)
 from penstock.protocols.sqs.shapes import Shape
 from penstock.server.auth import Principal
 from penstock.server.budget import AT_ONCE_S, BUSY, Share, asked_bytes
@@ -285,6 +292,8 @@ class RequestContext:
     def _refuse(self, error: Exception) -> None:
         if isinstance(error, SqsError):
             refusal = error
+        elif isinstance(error, AccessDenied):
+            refusal = SqsError(ACCESS_DENIED, f"Access to the resource {self.url(self.queue)} is denied.")
         elif isinstance(error, PenstockError):
             refusal = from_core(error)
         else:

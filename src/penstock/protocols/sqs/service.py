@@ -15,11 +15,11 @@ from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.context import RequestContext, UnknownQueue, ask
-from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
+from penstock.protocols.sqs.errors import missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.message_attributes import STORED_SENDER
 from penstock.protocols.sqs.names import URL_LENGTH_REMEMBERED_MAX, Arns, Scopes
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, Principal, authorize_kinds
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import QueueView, Shards
 
@@ -115,8 +115,8 @@ class ServiceBase:
         name = scope.name(url) if known is None else known.name
         context.queue = name
         principal = context.principal
-        if principal is not ANYBODY and not principal.may(name, kind):
-            raise SqsError(ACCESS_DENIED, f"Access to the resource {context.url(name)} is denied.")
+        if principal is not ANYBODY:
+            authorize_kinds(principal, name, kind)
         broker = self.shard.identity
         queue = broker.queues.get(name)
         if queue is None:
@@ -182,8 +182,7 @@ class ServiceBase:
         if len(name) > NAME_LENGTH_MAX:
             raise no_such_queue()
         context.queue = name
-        if not context.principal.may(name, *kinds):
-            raise SqsError(ACCESS_DENIED, f"Access to the resource {context.url(name)} is denied.")
+        authorize_kinds(context.principal, name, *kinds)
 
     async def learn(self, *names: str, now: bool = False) -> None:
         """Ask for queues of other nodes that have to be asked for, so that `config` can tell of them."""

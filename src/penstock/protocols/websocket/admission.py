@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.core.commands import Heartbeat, OpenSession
 from penstock.core.errors import AccessDenied, InvalidRequest, NoCommonVersion, SessionNotFound
+from penstock.protocols.front_end import is_own_page
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 from penstock.wire.answers import Limits, Welcome
@@ -100,8 +101,12 @@ def _hello_in(frame: bytes) -> tuple[int, Hello]:
 def refuse_pages(services: Services, headers: Headers) -> None:
     """A server without credentials trusts its machine, but not the pages in its browsers, which say whence they are.
 
-    A page may call if its origin is among `[rest] cors_origins`; with credentials, the server's own, too.
+    A page may call if its origin is among `[rest] cors_origins`; with credentials, the server's own, too. Over REST the
+    server's own pages are held to be read-only, or to see masks: not here, so they may not call at all then.
     """
+    console = services.settings.console
+    if (console.read_only or console.mask) and is_own_page(headers):
+        raise AccessDenied("pages of this server may not change messages, or see them without masks: see [console]")
     origin, named = headers.get("origin"), services.settings.rest.cors_origins
     if origin is None or origin in named or "*" in named:
         return

@@ -34,6 +34,8 @@ from penstock.core.commands import (
     Command,
     CommitWork,
     CountQueues,
+    CreateChannel,
+    DeleteConsumer,
     Delivery,
     DescribeQueue,
     EndSession,
@@ -59,6 +61,7 @@ from penstock.core.handlers.once import Marks
 from penstock.core.packed_error import pack_error
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.protocols.rest.caller import caller_of, rates_of
+from penstock.protocols.rest.problems import code_of
 from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal, authorize, owned, restrict
@@ -87,9 +90,15 @@ _DEFAULTS: Final = {
     for field in msgspec.structs.fields(kind)
     if field.name in kind.traits.inside
 }
+_CHANGES: Final = frozenset(kind for kind in COMMANDS if kind.traits.right == "admin") | {
+    CreateChannel,
+    DeleteConsumer,
+    EndSession,
+}
+"""What the audit log tells: changes of queues, and of what others have."""
 _AUDITED: Final = (
-    *("channel", "changes", "sequences", "target", "group", "paused", "due_ms", "task"),
-    *("shard", "session"),
+    *("channel", "consumer", "changes", "sequences", "target", "group", "paused", "due_ms", "task"),
+    *("shard", "session", "discard", "check_only"),
 )
 """What of a command the audit log tells, beside its queue."""
 _NAMES_PER_STEP: Final = 1_000
@@ -209,6 +218,8 @@ class Dispatcher:
                 self._take(number, command)
             except PenstockError as error:
                 if not self._is_ours(error):
+                    if isinstance(command, Command) and type(command) in _CHANGES:
+                        self._audit(command, None, error)
                     self._answer(number, Kind.ERROR, pack_error(error))
                     self._note(type(command).__name__, command, error, 0.0)
 
@@ -416,10 +427,12 @@ class Dispatcher:
     def _settled(self, request: Open, call: Call) -> None:
         """The shard has answered a request."""
         request.call = None  # it knows this request, too: such a ring would be garbage to be looked for
+        error, reply, command = call.error, call.reply, request.command
+        if type(command) in _CHANGES:  # also of who has hung up
+            self._audit(command, reply, error)
         if self._closed:
             return
         self._open.pop(request.number, None)
-        error, reply, command = call.error, call.reply, request.command
         if command.traits.has_messages:
             self._large_open -= 1
         seconds = time.perf_counter() - request.started_s
@@ -432,8 +445,6 @@ class Dispatcher:
                 reply = [task for task in reply if self._principal.may(task.queue, QueueStats)]
             elif isinstance(command, NameQueue) and reply is not None and not self._principal.may_see(reply):
                 reply = None
-            if command.traits.right == "admin" or getattr(command, "shard", None) is not None:
-                self._audit(command, reply, "ok")
             self.answers.append((request.number, Kind.REPLY, reply))
             self._on_answer()
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
@@ -441,9 +452,13 @@ class Dispatcher:
             self._answer(request.number, Kind.ERROR, pack_error(error))
             self._note(type(command).__name__, command, error, seconds)
 
-    def _audit(self, command: Command, reply: Any, outcome: str) -> None:
-        """What changes a queue as a whole, or messages of others, is written down."""
-        scope = {"count": reply} if type(reply) is int else {}
+    def _audit(self, command: Command, reply: Any, error: BaseException | None) -> None:
+        """A change of a queue as a whole, or of what others have, is written down, done or refused."""
+        is_own = isinstance(command, EndSession) and command.shard is None
+        if is_own or (error is not None and self._is_ours(error)):
+            return
+        outcome = "ok" if error is None else code_of(error) if isinstance(error, PenstockError) else "internal_error"
+        scope = {"count": reply} if type(reply) is int and not isinstance(command, CreateChannel) else {}
         for name in _AUDITED:
             value = getattr(command, name, None)
             if value is not None:

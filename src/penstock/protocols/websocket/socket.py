@@ -37,7 +37,7 @@ from penstock.wire.requests import BadFrame, decode_requests
 
 log = logging.getLogger("penstock.websocket")
 
-NORMAL, TEXT, UNREADABLE, REFUSED, FAILED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1011, 1012, 1013
+NORMAL, TEXT, UNREADABLE, REFUSED, FAILED, BUSY = 1000, 1003, 1007, 1008, 1011, 1013
 _HELLO_TIMEOUT_S = 10.0
 _UNREAD_MAX = 1_000
 _PAUSE_S = 0.01

@@ -265,7 +265,7 @@ class FileJournal:
     def _lengthen(self, segment: _Segment, size: int) -> None:
         before = segment.size
         try:
-            segment.file.reserve(FRAMES_START + size)
+            segment.file.reserve(FRAMES_START + size, zeros=False)  # the frame fills it at once
         except OSError as error:
             raise self._refused(size, error) from error
         segment.size = FRAMES_START + size

@@ -64,6 +64,9 @@ _NOT_KNOWN_YET = frozenset(
 )
 
 
+_SILENCES = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
+
+
 def made_client(make: Callable[[dict[str, Any]], _T], options: KafkaOptions, **properties: Any) -> _T:
     """A client of librdkafka's; what it does not like about the properties is said in our words."""
     config = {**options.client_properties(), "logger": log}
@@ -80,8 +83,13 @@ def said(error: KafkaException, options: KafkaOptions, what: str, heard: Sequenc
     """The store's word for an error of Kafka's. What was heard before may say more than a timeout does."""
     reasons: list[KafkaError] = [error.args[0], *heard]
     reason = next((it for it in reasons if it.code() in _REFUSALS), reasons[0])
-    hint = "look at [kafka] properties and at the rights there" if reason.code() in _REFUSALS else "is it there?"
-    return LogUnavailable(f"{what} at {options.bootstrap}: {reason.str()} ({reason.name()}): {hint}")
+    where = f"{what}: Kafka at {options.bootstrap}"
+    if reason.code() in _SILENCES:
+        return LogUnavailable(
+            f"{where} does not answer ({reason.name()}): is it running, and is [kafka] bootstrap right?"
+        )
+    hint = ": look at [kafka] properties and at the rights there" if reason.code() in _REFUSALS else ""
+    return LogUnavailable(f"{where} says: {reason.str()} ({reason.name()}){hint}")
 
 
 def prepare_topics(options: KafkaOptions) -> LogTopics:
@@ -96,7 +104,7 @@ def prepare_topics(options: KafkaOptions) -> LogTopics:
         configs = {name: _config(admin, name) for name in names}
     except KafkaException as error:
         admin.poll(0)
-        raise said(error, options, "Kafka's topics cannot be prepared", heard) from error
+        raise said(error, options, "the topics cannot be prepared", heard) from error
     _check_counts(topics, options)
     for name in names:
         copies = min(len(partition.replicas) for partition in topics[name].partitions)

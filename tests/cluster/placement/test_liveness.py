@@ -14,9 +14,8 @@ from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, limits_within
 from penstock.cluster.membership.kafka import kafka_controller
 from penstock.cluster.membership.ledger import ControllerRecord, Ledger, NodeRecord, Record, encode
-from penstock.cluster.membership.liveness import SILENCE_S, TURN_S, Liveness
 from penstock.cluster.placement import controller as placement
-from penstock.cluster.placement.controller import Controller
+from penstock.cluster.placement.controller import MISSED_S, SILENCE_S, Controller, Liveness
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.client.lossy import LossyProxy
 
@@ -51,9 +50,9 @@ def test_a_node_whose_link_is_dead_is_dead_when_it_misses_its_turn() -> None:
     liveness = Liveness(SESSION_S)
     heard(liveness, "ab", 5)
     liveness.dead_links = frozenset("b")
-    assert liveness.alive(5.0 + TURN_S) == {"a", "b"}, "it may be the link alone"
+    assert liveness.alive(5.0 + MISSED_S) == {"a", "b"}, "it may be the link alone"
     liveness.heard("a", 6.0)
-    assert liveness.alive(5.1 + TURN_S) == {"a"}
+    assert liveness.alive(5.1 + MISSED_S) == {"a"}
     liveness.heard("b", 7.0)
     assert liveness.alive(7.5) == {"a", "b"}, "it writes: it is the link alone"
 
@@ -176,7 +175,7 @@ def test_when_the_controllers_process_has_ended_the_others_come_forward_in_their
     made, clock = controller_of(node, nodes_named("a", "b", "c", controller="c"), monkeypatch)
     made.liveness.dead_links = frozenset("c")
     found_s = comes_forward_s(made, clock, "ab")
-    assert found_s is not None and TURN_S + after_s <= found_s <= TURN_S + after_s + 0.5
+    assert found_s is not None and MISSED_S + after_s <= found_s <= MISSED_S + after_s + 0.5
 
 
 def test_when_the_controller_only_cannot_write_it_has_the_session_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +197,7 @@ def test_a_node_that_drains_comes_forward_last(monkeypatch: pytest.MonkeyPatch) 
     made, clock = controller_of("a", records, monkeypatch)
     made.liveness.dead_links = frozenset("c")
     found_s = comes_forward_s(made, clock, "ab")
-    assert found_s is not None and found_s >= TURN_S + 1.0
+    assert found_s is not None and found_s >= MISSED_S + 1.0
 
 
 def test_a_node_that_hears_nobody_does_not_come_forward(monkeypatch: pytest.MonkeyPatch) -> None:
