@@ -32,7 +32,8 @@ import penstock
 from bench.measure import at_most, report, table
 from tests.cluster.nodes import ProcessNode, bare_settings
 from tools.debian import program
-from tools.kafka import DEFAULT_SETTINGS, KafkaCluster, free_ports
+from tools.kafka import DEFAULT_SETTINGS, KafkaCluster
+from tools.servers import free_ports
 
 NODES = ("a", "b", "c")
 SHARDS = 16

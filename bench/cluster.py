@@ -47,7 +47,8 @@ from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.routing.placement import shards_of
 from penstock.core.errors import PenstockError
 from penstock.server.settings import parse
-from tools.kafka import KafkaCluster, KafkaError, kafka_cluster
+from tools.kafka import KafkaCluster, kafka_cluster
+from tools.servers import ServerError
 
 IN_FLIGHT = 64
 
@@ -500,7 +501,7 @@ async def measure(kafka: KafkaCluster, stack: ExitStack, scale: Scale) -> Figure
     contenders: dict[str, Contender] = {KAFKA: plain_kafka}
     try:
         contenders |= share_groups(kafka, plain_kafka, stack)
-    except KafkaError as error:
+    except ServerError as error:
         no_share_group = str(error)
     async with AsyncExitStack() as connected:
         contenders |= await penstock_clusters(kafka, nodes, connected)

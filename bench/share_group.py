@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from tools.kafka import KafkaError, jars
+from tools.kafka import jars
+from tools.servers import ServerError
 
 SOURCE = Path(__file__).with_name("ShareGroup.java")
 HEAP_MB = 256
@@ -46,7 +47,7 @@ class ShareGroup:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise KafkaError(f"the share group's consumer ended: {self._printed.read_text()[-2_000:]}")
+            raise ServerError(f"the share group's consumer ended: {self._printed.read_text()[-2_000:]}")
         return float(answer)
 
 
@@ -54,13 +55,13 @@ class ShareGroup:
 def share_group(bootstrap: str, directory: Path) -> Iterator[ShareGroup]:
     """A consumer, started and stopped."""
     if shutil.which("javac") is None:
-        raise KafkaError("`javac` is not installed: the share groups' consumer needs a Java development kit")
+        raise ServerError("`javac` is not installed: the share groups' consumer needs a Java development kit")
     classes = str(jars() / "*")
     compiled = subprocess.run(
         ["javac", "-cp", classes, "-d", str(directory), str(SOURCE)], capture_output=True, text=True
     )
     if compiled.returncode:
-        raise KafkaError(f"javac does not compile {SOURCE.name}: {compiled.stderr}")
+        raise ServerError(f"javac does not compile {SOURCE.name}: {compiled.stderr}")
     logging = directory / "log4j2.properties"
     logging.write_text(_SILENT)
     printed = directory / "printed"

@@ -35,7 +35,8 @@ from penstock.server.shard import Call, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
 from tests.cluster.nodes import Backend
 from tests.kafka import loudly, unique_prefix
-from tools.kafka import QUICK_TO_START, KafkaCluster
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START
 
 NODES = int(os.environ.get("PENSTOCK_TEST_CLUSTER", "0"))
 BROKERS = int(os.environ.get("PENSTOCK_TEST_BROKERS", "3"))

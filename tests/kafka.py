@@ -19,7 +19,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START, ServerError
 
 _shared: list[KafkaCluster] = []
 
@@ -55,7 +56,7 @@ def loudly() -> Iterator[None]:
     """What cannot be had for want of Kafka is skipped, or fails in CI."""
     try:
         yield
-    except KafkaError as error:
+    except ServerError as error:
         reason = f"THIS TEST DID NOT RUN: it needs Apache Kafka, which cannot be had: {error}"
         if os.environ.get("CI"):
             pytest.fail(reason)

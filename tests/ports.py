@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.kafka import free_ports
+from tools.servers import free_ports
 
 
 def free_port() -> int:

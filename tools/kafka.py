@@ -6,8 +6,7 @@
 
 Maven fetches the jars from Maven Central once, into `build/kafka`; the first broker leaves an archive of its classes
 there, with which the next ones start in a third of the time. Each broker is a process of its own in KRaft mode,
-broker and controller in one; data and logs are in a temporary directory that goes with the cluster. A broker keeps its
-ports over a restart. A small process beside each kills the broker when whoever started it dies without stopping it.
+broker and controller in one (`tools/servers.py`). A broker keeps its ports over a restart.
 
 By hand: `make kafka-up`, or `make kafka-up BROKERS=3`, prints where the brokers are, and `make kafka-down` stops them.
 `python -m tools.kafka where` prints the bootstrap servers of what is up.
@@ -17,13 +16,7 @@ from __future__ import annotations
 
 import argparse
 import base64
-import fcntl
-import json
-import os
-import random
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -33,12 +26,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.servers import (
+    QUICK_TO_START,
+    Server,
+    ServerError,
+    Servers,
+    down,
+    fetched,
+    free_ports,
+    last_lines,
+    locked,
+    remember,
+    where,
+)
+
 VERSION = "4.2.1"
 """4.3.0 and 4.3.1 may leave transactions without an end (KAFKA-20734)."""
 HEAP_MB = 512
-QUICK_TO_START = "-XX:TieredStopAtLevel=1"
-"""A JVM with this is sooner there, and slower then: for tests."""
-
 DEFAULT_SETTINGS = {
     "broker.heartbeat.interval.ms": 2000,
     "broker.session.timeout.ms": 9000,
@@ -56,35 +60,14 @@ _SCALA = "2.13"
 _LOG4J = "2.25.4"
 _HOME = Path(__file__).resolve().parent.parent / "build" / "kafka"
 _STATE = _HOME / "up.json"
-_FETCH_SECONDS_MAX = 600
 _START_SECONDS_MAX = 120
-_STOP_SECONDS_MAX = 30
 _STARTS_MAX = 3
-_PORTS = range(20_000, 32_000)
-"""Below the ports that connections are given for their own end: a stopped broker finds its ports free."""
 _STARTED = "Kafka Server started"
 
 _DEPENDENCIES = (
     f"org.apache.kafka:kafka_{_SCALA}:{VERSION}",
     f"org.apache.logging.log4j:log4j-slf4j-impl:{_LOG4J}",
 )
-
-_PROJECT = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>penstock.tools</groupId>
-  <artifactId>fetched</artifactId>
-  <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-{dependencies}
-  </dependencies>
-</project>
-"""
-_DEPENDENCY = """    <dependency>
-      <groupId>{}</groupId>
-      <artifactId>{}</artifactId>
-      <version>{}</version>
-    </dependency>"""
 
 _LOGGING = """appender.console.type = Console
 appender.console.name = console
@@ -95,51 +78,12 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-class KafkaError(RuntimeError):
-    """Kafka can be neither found nor got nor started; the text says why, and what to do."""
-
-
 # -- the jars --
 
 
 def jars() -> Path:
     """The directory with Kafka's jars. Fetched at the first call, then kept."""
     return fetched(_HOME / VERSION, f"Kafka {VERSION}", _DEPENDENCIES)
-
-
-def fetched(home: Path, what: str, dependencies: Sequence[str]) -> Path:
-    """The directory with the jars of `group:artifact:version`s and of all that they need: fetched once, then kept."""
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            raise KafkaError(f"`{program}` is not installed: {what} needs Java 17 or later, and Maven to be fetched")
-    home.mkdir(parents=True, exist_ok=True)
-    with locked(home):
-        if not (home / "jars").is_dir():
-            _fetch(home, what, dependencies)
-    return home / "jars"
-
-
-@contextmanager
-def locked(home: Path, name: str = "lock") -> Iterator[None]:
-    """One process at a time: the others find the work done."""
-    with open(home / name, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fetch(home: Path, what: str, dependencies: Sequence[str]) -> None:
-    wanted = "\n".join(_DEPENDENCY.format(*dependency.split(":")) for dependency in dependencies)
-    (home / "pom.xml").write_text(_PROJECT.format(dependencies=wanted))
-    partial = home / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
-    try:
-        ended = subprocess.run(copy, cwd=home, capture_output=True, text=True, timeout=_FETCH_SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        raise KafkaError(f"Maven did not fetch {what} within {_FETCH_SECONDS_MAX} seconds") from None
-    if ended.returncode:
-        raise KafkaError(f"Maven could not fetch {what}: {last_lines(ended.stdout + ended.stderr)}")
-    partial.rename(home / "jars")
 
 
 def _class_archive(found: Path) -> Path | None:
@@ -149,7 +93,7 @@ def _class_archive(found: Path) -> Path | None:
     with locked(home, "classes.lock"):
         if not archive.exists():
             partial.unlink(missing_ok=True)
-            with suppress(KafkaError):
+            with suppress(ServerError):
                 teacher = KafkaCluster(1, java_options=(f"-XX:ArchiveClassesAtExit={partial}",), is_archived=False)
                 try:
                     teacher.stop(0)
@@ -162,28 +106,19 @@ def _class_archive(found: Path) -> Path | None:
     return archive if archive.stat().st_size else None
 
 
-def last_lines(text: str, count: int = 15) -> str:
-    """What a program said last."""
-    return "\n".join(text.strip().splitlines()[-count:])
-
-
 # -- a cluster --
 
 
-@dataclass
-class _Broker:
-    """One broker: where it lives, and its process while it runs."""
+@dataclass(kw_only=True)
+class _Broker(Server):
+    """One broker."""
 
-    number: int
-    directory: Path
     port: int
     controller_port: int
     data: Path
     """Where it keeps its partitions."""
     fronts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Further listeners: the port where the broker listens, and the one that it tells clients."""
-    process: subprocess.Popen[bytes] | None = None
-    guard: subprocess.Popen[bytes] | None = None
     log_start: int = 0
     """How long the log was when the process was started."""
 
@@ -195,10 +130,6 @@ class _Broker:
     def settings_path(self) -> Path:
         return self.directory / "server.properties"
 
-    @property
-    def log_path(self) -> Path:
-        return self.directory / "broker.log"
-
     def said(self) -> str:
         """What it has logged since it was started."""
         with open(self.log_path, "rb") as log:
@@ -206,7 +137,7 @@ class _Broker:
             return log.read().decode(errors="replace")
 
 
-class KafkaCluster:
+class KafkaCluster(Servers[_Broker]):
     """Brokers 0, 1, ... that run. Use `kafka_cluster`, or call `close` in a `finally`.
 
     `fronts` are further listeners for who shall reach the brokers by other ports, those of proxies: to each name (of
@@ -234,11 +165,9 @@ class KafkaCluster:
         archive = _class_archive(self._jars) if is_archived else None
         self._java_options = [*java_options, *([f"-XX:SharedArchiveFile={archive}"] if archive else [])]
         self._heap_mb = heap_mb
-        self._guarded = guarded
         self._fronts = dict(fronts or {})
         self._disks = dict(disks or {})
-        self.directory = Path(tempfile.mkdtemp(prefix="penstock-kafka-", dir=directory))
-        self._brokers: list[_Broker] = []
+        super().__init__(Path(tempfile.mkdtemp(prefix="penstock-kafka-", dir=directory)), guarded=guarded)
         try:
             self._start_somewhere(brokers, dict(properties or {}))
         except BaseException:
@@ -250,7 +179,7 @@ class KafkaCluster:
     @property
     def bootstrap(self) -> str:
         """Every broker's address, as clients want them: `127.0.0.1:20001,127.0.0.1:20002`."""
-        return ",".join(broker.address for broker in self._brokers)
+        return ",".join(broker.address for broker in self._servers)
 
     @property
     def flags(self) -> list[str]:
@@ -265,65 +194,15 @@ class KafkaCluster:
 
     def address(self, number: int) -> str:
         """One broker's address."""
-        return self._brokers[number].address
+        return self._servers[number].address
 
     def front_port(self, name: str, number: int) -> int:
         """Where a broker listens for those who come by way of `fronts[name]`."""
-        return self._brokers[number].fronts[name][0]
-
-    def is_running(self, number: int) -> bool:
-        """Whether a broker's process is there; one whose disk is full ends by itself."""
-        process = self._brokers[number].process
-        return process is not None and process.poll() is None
-
-    def pid(self, number: int) -> int:
-        """The process of a broker that runs."""
-        return self._running(number).pid
-
-    def log(self, number: int) -> Path:
-        """What a broker says."""
-        return self._brokers[number].log_path
+        return self._servers[number].fronts[name][0]
 
     def data(self, number: int) -> Path:
         """Where a broker keeps its partitions."""
-        return self._brokers[number].data
-
-    # What can be done to a broker.
-
-    def start(self, number: int, *, wait: bool = True) -> None:
-        """Start a broker that was stopped or killed, with the data that it has."""
-        broker = self._brokers[number]
-        assert broker.process is None, f"broker {number} runs already"
-        self._spawn(broker)
-        if wait:
-            self._wait_until_started(broker)
-
-    def stop(self, number: int) -> None:
-        """Ask a broker to end, and wait until it has: its partitions move to others first, where there are others."""
-        self._end(self._brokers[number], signal.SIGTERM)
-
-    def kill(self, number: int) -> None:
-        """kill -9."""
-        self._end(self._brokers[number], signal.SIGKILL)
-
-    def pause(self, number: int) -> None:
-        """SIGSTOP: it says nothing more, and its connections stay."""
-        self._running(number).send_signal(signal.SIGSTOP)
-
-    def resume(self, number: int) -> None:
-        """SIGCONT after `pause`."""
-        self._running(number).send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End every broker, and remove what they kept."""
-        for broker in self._brokers:
-            self._end(broker, signal.SIGKILL)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _running(self, number: int) -> subprocess.Popen[bytes]:
-        process = self._brokers[number].process
-        assert process is not None, f"broker {number} does not run"
-        return process
+        return self._servers[number].data
 
     # Starting.
 
@@ -332,37 +211,37 @@ class KafkaCluster:
         for attempt in range(_STARTS_MAX):
             self._lay_out(count, properties)
             try:
-                for broker in self._brokers:
+                for broker in self._servers:
                     self._spawn(broker)
-                for broker in self._brokers:
+                for broker in self._servers:
                     self._wait_until_started(broker)
                 return
-            except KafkaError as error:
+            except ServerError as error:
                 if "Address already in use" not in str(error) or attempt == _STARTS_MAX - 1:
                     raise
-                for broker in self._brokers:
-                    self._end(broker, signal.SIGKILL)
+                for broker in self._servers:
+                    self._end(broker)
 
     def _lay_out(self, count: int, properties: dict[str, object]) -> None:
         ports = iter(free_ports((2 + len(self._fronts)) * count))
-        self._brokers = [
+        self._servers = [
             _Broker(
-                number,
-                self.directory / f"broker-{number}",
-                next(ports),
-                next(ports),
-                self._disks.get(number, self.directory / f"broker-{number}") / "data",
-                {name: (next(ports), told[number]) for name, told in self._fronts.items()},
+                number=number,
+                directory=self.directory / f"broker-{number}",
+                port=next(ports),
+                controller_port=next(ports),
+                data=self._disks.get(number, self.directory / f"broker-{number}") / "data",
+                fronts={name: (next(ports), told[number]) for name, told in self._fronts.items()},
             )
             for number in range(count)
         ]
         (self.directory / "log4j2.properties").write_text(_LOGGING)
-        for broker in self._brokers:
+        for broker in self._servers:
             shutil.rmtree(broker.directory, ignore_errors=True)
             shutil.rmtree(broker.data, ignore_errors=True)
             broker.directory.mkdir()
             broker.log_path.touch()
-            settings = {**server_settings(self._brokers, broker), **properties}
+            settings = {**server_settings(self._servers, broker), **properties}
             broker.settings_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self._format()
 
@@ -370,56 +249,34 @@ class KafkaCluster:
         cluster_id = new_cluster_id()
         archive = [option for option in self._java_options if "SharedArchiveFile" in option]
         tool = self._java(*archive, "-Xmx128m", QUICK_TO_START, "kafka.tools.StorageTool", "format")
-        commands = [[*tool, "-t", cluster_id, "-c", str(broker.settings_path)] for broker in self._brokers]
+        commands = [[*tool, "-t", cluster_id, "-c", str(broker.settings_path)] for broker in self._servers]
         running = [subprocess.Popen(it, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for it in commands]
         said = [process.communicate(timeout=_START_SECONDS_MAX)[0] for process in running]
         for process, text in zip(running, said, strict=True):
             if process.returncode:
-                raise KafkaError(f"Kafka's storage could not be formatted: {last_lines(text)}")
+                raise ServerError(f"Kafka's storage could not be formatted: {last_lines(text)}")
 
     def _java(self, *arguments: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
         return ["java", "-cp", f"{self._jars}/*", logging, *arguments]
 
-    def _java_for_broker(self, *arguments: str) -> list[str]:
-        return self._java(*self._java_options, *arguments)
+    def _command(self, broker: _Broker) -> list[str]:
+        memory = ("-Xms128m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
+        return self._java(*self._java_options, *memory, "kafka.Kafka", str(broker.settings_path))
 
     def _spawn(self, broker: _Broker) -> None:
-        memory = ("-Xms128m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
-        command = self._java_for_broker(*memory, "kafka.Kafka", str(broker.settings_path))
         broker.log_start = broker.log_path.stat().st_size
-        with open(broker.log_path, "ab") as log:
-            broker.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        if self._guarded:
-            broker.guard = guard(broker.process.pid)
+        super()._spawn(broker)
 
     def _wait_until_started(self, broker: _Broker) -> None:
         assert broker.process is not None
         deadline = time.monotonic() + _START_SECONDS_MAX
         while _STARTED not in broker.said():
             if broker.process.poll() is not None:
-                raise KafkaError(f"broker {broker.number} ended at once: {last_lines(broker.said(), 30)}")
+                raise ServerError(f"broker {broker.number} ended at once: {last_lines(broker.said(), 30)}")
             if time.monotonic() > deadline:
-                raise KafkaError(f"broker {broker.number} did not start: {last_lines(broker.said(), 30)}")
+                raise ServerError(f"broker {broker.number} did not start: {last_lines(broker.said(), 30)}")
             time.sleep(0.05)
-
-    def _end(self, broker: _Broker, how: signal.Signals) -> None:
-        process, broker.process = broker.process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        if how != signal.SIGKILL:
-            process.send_signal(signal.SIGCONT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS_MAX)
-        process.kill()
-        process.wait()
-        if broker.guard is not None:
-            broker.guard.kill()
-            broker.guard.communicate()
-            broker.guard = None
 
 
 def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
@@ -475,30 +332,6 @@ def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, ob
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback on which nobody listens."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise KafkaError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
-
-
-def guard(pid: int) -> subprocess.Popen[bytes]:
-    """A process that kills another one when the end of this pipe goes, that is, when this process dies."""
-    script = 'cat >/dev/null; kill -KILL "$0" 2>/dev/null'
-    return subprocess.Popen(
-        ["sh", "-c", script, str(pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 @contextmanager
 def kafka_cluster(
     brokers: int = 1,
@@ -523,48 +356,9 @@ def kafka_cluster(
 
 def up(brokers: int, heap_mb: int = HEAP_MB, state: Path = _STATE) -> str:
     """Start brokers that outlive this process, and give their addresses."""
-    if state.exists():
-        down(state)
-    state.parent.mkdir(parents=True, exist_ok=True)
+    down(state)
     cluster = KafkaCluster(brokers, heap_mb=heap_mb, guarded=False)
-    pids = [cluster.pid(number) for number in range(brokers)]
-    state.write_text(
-        json.dumps({"bootstrap": cluster.bootstrap, "directory": str(cluster.directory), "pids": pids}) + "\n"
-    )
-    return cluster.bootstrap
-
-
-def down(state: Path = _STATE) -> bool:
-    """Stop what `up` started; False if there is nothing."""
-    if not state.exists():
-        return False
-    known = json.loads(state.read_text())
-    directory = Path(known["directory"])
-    ours = [pid for pid in known["pids"] if _is_broker(pid, directory)]
-    for pid in ours:
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS_MAX
-    while any(_is_broker(pid, directory) for pid in ours) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in ours:
-        if _is_broker(pid, directory):
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(directory, ignore_errors=True)
-    state.unlink()
-    return True
-
-
-def where(state: Path = _STATE) -> str | None:
-    """The bootstrap servers of what is up."""
-    return str(json.loads(state.read_text())["bootstrap"]) if state.exists() else None
-
-
-def _is_broker(pid: int, directory: Path) -> bool:
-    """Whether a process is one of that directory's brokers, and not one that got the number later."""
-    try:
-        return str(directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    return remember(cluster, cluster.bootstrap, state)
 
 
 def main() -> None:
@@ -581,10 +375,10 @@ def main() -> None:
         if given.command == "up":
             print(up(given.brokers, given.heap_mb))
         elif given.command == "down":
-            print("stopped" if down() else "nothing is up")
+            print("stopped" if down(_STATE) else "nothing is up")
         else:
-            print(where() or "nothing is up")
-    except KafkaError as error:
+            print(where(_STATE) or "nothing is up")
+    except ServerError as error:
         raise SystemExit(f"kafka: {error}") from None
 
 

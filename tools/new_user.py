@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.compat.server import PATIENCE_S, ROOT, until
 from tests.docs.page import follow
 from tests.docs.terminal import CLEAN, Terminal
-from tools.kafka import free_ports
+from tools.servers import free_ports
 
 PAGES = ("README.md", "docs/start/five-minutes.md")
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")

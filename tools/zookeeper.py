@@ -4,9 +4,8 @@
         connect(zookeeper.hosts)
         zookeeper.kill(1)
 
-Maven fetches the jars from Maven Central once, into `build/zookeeper`. Each server is a process of its own; data and
-logs are in a temporary directory that goes with the ensemble. A server keeps its ports over a restart. A small process
-beside each kills the server when whoever started it dies without stopping it.
+Maven fetches the jars from Maven Central once, into `build/zookeeper`. Each server is a process of its own
+(`tools/servers.py`), and keeps its ports over a restart.
 
 By hand: `make zookeeper-up`, or `make zookeeper-up SERVERS=3`, prints where the servers are, and `make zookeeper-down`
 stops them.
@@ -15,12 +14,7 @@ stops them.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.kafka import QUICK_TO_START, KafkaError, fetched, free_ports, guard, last_lines
+from tools.servers import QUICK_TO_START, Server, ServerError, Servers, down, fetched, free_ports, last_lines, remember
 
 VERSION = "3.9.4"
 HEAP_MB = 512
@@ -53,36 +47,21 @@ _LOGGING = """<configuration>
 """
 
 
-class ZooKeeperError(RuntimeError):
-    """ZooKeeper can be neither got nor started; the text says why, and what to do."""
+@dataclass(kw_only=True)
+class _Server(Server):
+    """One server."""
 
-
-@dataclass
-class _Server:
-    """One server: where it lives, and its process while it runs."""
-
-    number: int
-    directory: Path
     port: int
     peer_port: int
     election_port: int
-    process: subprocess.Popen[bytes] | None = None
-    guard: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log_path(self) -> Path:
-        return self.directory / "server.log"
 
 
 def jars() -> Path:
     """Where ZooKeeper's jars are; fetched if they are not there."""
-    try:
-        return fetched(_HOME / VERSION, f"ZooKeeper {VERSION}", _DEPENDENCIES)
-    except KafkaError as error:
-        raise ZooKeeperError(str(error)) from None
+    return fetched(_HOME / VERSION, f"ZooKeeper {VERSION}", _DEPENDENCIES)
 
 
-class ZooKeeperEnsemble:
+class ZooKeeperEnsemble(Servers[_Server]):
     """Servers 0, 1, ... that run. Use `zookeeper_ensemble`, or call `close` in a `finally`."""
 
     engine = "zookeeper"
@@ -91,12 +70,17 @@ class ZooKeeperEnsemble:
         self, servers: int = 1, *, properties: Mapping[str, object] | None = None, guarded: bool = True
     ) -> None:
         self._jars = jars()
-        self._guarded = guarded
-        self.directory = Path(tempfile.mkdtemp(prefix="penstock-zookeeper-"))
+        super().__init__(Path(tempfile.mkdtemp(prefix="penstock-zookeeper-")), guarded=guarded)
         (self.directory / "logback.xml").write_text(_LOGGING)
         ports = iter(free_ports(3 * servers))
         self._servers = [
-            _Server(number, self.directory / f"server-{number}", next(ports), next(ports), next(ports))
+            _Server(
+                number=number,
+                directory=self.directory / f"server-{number}",
+                port=next(ports),
+                peer_port=next(ports),
+                election_port=next(ports),
+            )
             for number in range(servers)
         ]
         try:
@@ -104,7 +88,7 @@ class ZooKeeperEnsemble:
                 self._lay_out(server, dict(properties or {}))
                 self._spawn(server)
             for server in self._servers:
-                self._wait_until_it_serves(server)
+                self._wait_until_started(server)
         except BaseException:
             self.close()
             raise
@@ -147,88 +131,27 @@ class ZooKeeperEnsemble:
         """One server's address."""
         return f"127.0.0.1:{self._servers[number].port}"
 
-    def pid(self, number: int) -> int:
-        """The process of a server that runs."""
-        return self._running(number).pid
-
-    def start(self, number: int, *, wait: bool = True) -> None:
-        """Start a server that was killed, with the data that it has."""
-        server = self._servers[number]
-        assert server.process is None, f"server {number} runs already"
-        self._spawn(server)
-        if wait:
-            self._wait_until_it_serves(server)
-
-    def is_running(self, number: int) -> bool:
-        """Whether a server's process is there."""
-        process = self._servers[number].process
-        return process is not None and process.poll() is None
-
-    def stop(self, number: int) -> None:
-        """SIGTERM."""
-        _end(self._servers[number], signal.SIGTERM)
-
-    def kill(self, number: int) -> None:
-        """kill -9."""
-        _end(self._servers[number])
-
     def front_port(self, name: str, number: int) -> int:
         """Where a server listens for those who come by a way of their own: where it listens for all."""
         return self._servers[number].port
-
-    def pause(self, number: int) -> None:
-        """SIGSTOP: it says nothing more, and its connections stay."""
-        self._running(number).send_signal(signal.SIGSTOP)
-
-    def resume(self, number: int) -> None:
-        """SIGCONT after `pause`."""
-        self._running(number).send_signal(signal.SIGCONT)
 
     def leader(self) -> int:
         """The server that leads, or the only one."""
         return next(it.number for it in self._servers if _mode(it.port) in ("leader", "standalone"))
 
-    def close(self) -> None:
-        """End every server, and remove what they kept."""
-        for server in self._servers:
-            _end(server)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _running(self, number: int) -> subprocess.Popen[bytes]:
-        process = self._servers[number].process
-        assert process is not None, f"server {number} does not run"
-        return process
-
-    def _spawn(self, server: _Server) -> None:
+    def _command(self, server: _Server) -> list[str]:
         command = ["java", "-cp", f"{self._jars}/*", f"-Dlogback.configurationFile={self.directory / 'logback.xml'}"]
         command += [QUICK_TO_START, "-Xms64m", f"-Xmx{HEAP_MB}m", "-XX:+ExitOnOutOfMemoryError"]
-        command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(server.directory / "zoo.cfg")]
-        with open(server.log_path, "ab") as log:
-            server.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        if self._guarded:
-            server.guard = guard(server.process.pid)
+        return [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(server.directory / "zoo.cfg")]
 
-    def _wait_until_it_serves(self, server: _Server) -> None:
+    def _wait_until_started(self, server: _Server) -> None:
         assert server.process is not None
         deadline = time.monotonic() + _START_SECONDS_MAX
         while not _mode(server.port):
             if server.process.poll() is not None or time.monotonic() > deadline:
                 said = last_lines(server.log_path.read_text(errors="replace"), 30)
-                raise ZooKeeperError(f"ZooKeeper server {server.number} did not start: {said}")
+                raise ServerError(f"ZooKeeper server {server.number} did not start: {said}")
             time.sleep(0.05)
-
-
-def _end(server: _Server, how: signal.Signals = signal.SIGKILL) -> None:
-    process, server.process = server.process, None
-    if process is not None:
-        process.send_signal(how)
-        process.wait()
-    if server.guard is not None:
-        server.guard.kill()
-        server.guard.communicate()
-        server.guard = None
 
 
 def _mode(port: int) -> str:
@@ -260,26 +183,9 @@ def zookeeper_ensemble(
 
 def up(servers: int) -> str:
     """Start servers that outlive this process, and give their addresses."""
-    down()
+    down(_STATE)
     ensemble = ZooKeeperEnsemble(servers, guarded=False)
-    pids = [ensemble.pid(number) for number in range(servers)]
-    known = {"hosts": ensemble.hosts, "directory": str(ensemble.directory), "pids": pids}
-    _STATE.write_text(json.dumps(known) + "\n")
-    return ensemble.hosts
-
-
-def down() -> bool:
-    """Stop what `up` started; False if there is nothing."""
-    if not _STATE.exists():
-        return False
-    known = json.loads(_STATE.read_text())
-    for pid in known["pids"]:
-        with suppress(OSError):
-            if known["directory"].encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGTERM)
-    shutil.rmtree(known["directory"], ignore_errors=True)
-    _STATE.unlink()
-    return True
+    return remember(ensemble, ensemble.hosts, _STATE)
 
 
 def main() -> None:
@@ -294,8 +200,8 @@ def main() -> None:
         if given.command == "up":
             print(up(given.servers))
         else:
-            print("stopped" if down() else "nothing is up")
-    except ZooKeeperError as error:
+            print("stopped" if down(_STATE) else "nothing is up")
+    except ServerError as error:
         raise SystemExit(f"zookeeper: {error}") from None
 
 

@@ -18,7 +18,8 @@ from tests.cluster.disks import MountRefused, SmallDisk, small_disk
 from tests.cluster.nodes import ThreadNode, settings_text, until
 from tests.kafka import loudly, unique_prefix
 from tests.server.bare import bodies
-from tools.kafka import QUICK_TO_START, KafkaCluster
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START
 
 COMMIT_TIMEOUT_S = 4
 BODY_BYTES = 20_000

@@ -23,7 +23,8 @@ from tests.cluster.load import Ports
 from tests.cluster.nodes import SHARDS, ProcessNode
 from tests.compat.server import Server
 from tests.faults.proxy import Proxy
-from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START, ServerError, free_ports
 from tools.zookeeper import ZooKeeperEnsemble
 
 NAMES = ("a", "b", "c")
@@ -145,7 +146,7 @@ class World:
         try:
             self.backend.start(number)
             self.remarks.append(f"broker {number} started on a full file system")
-        except KafkaError:
+        except ServerError:
             self.remarks.append(f"broker {number} did not start on a full file system")
 
     # -- networks --

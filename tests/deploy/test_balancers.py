@@ -20,7 +20,7 @@ import pytest
 from tests.server.test_stood_still import started
 from tools.debian import DebianError, program
 from tools.envoy import EnvoyError, envoy
-from tools.kafka import free_ports
+from tools.servers import free_ports
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NODES = 3

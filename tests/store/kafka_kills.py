@@ -24,7 +24,8 @@ from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
 from penstock.store.kafka import KafkaStore, open_kafka
 from tests.store.conformance import Model, changes_of, content
-from tools.kafka import QUICK_TO_START, KafkaCluster
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START
 
 SHARDS = 4
 KEPT = 40

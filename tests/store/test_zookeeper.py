@@ -21,7 +21,7 @@ from tests.certificates import make_authority, make_certificate
 from tests.store.conformance import Model, changes_of, content
 from tests.store.zookeeper_engine import options_for
 from tests.zookeeper import needed_ensemble, unique_cluster, zookeeper  # noqa: F401
-from tools.kafka import free_ports
+from tools.servers import free_ports
 from tools.zookeeper import ZooKeeperEnsemble
 
 
@@ -195,6 +195,17 @@ def test_znodes_are_as_documented(options: ZooKeeperOptions, client: KazooClient
     assert client.get(f"{path}/records/queue-0000000000000001-")[0] == b"queue"
 
 
+def test_commit_of_fifty_megabytes_does_not_end_servers_with_small_heaps() -> None:
+    """Steps of 900 KB did: servers keep their last 500 transactions."""
+    with needed_ensemble() as ensemble:
+        store = open_zookeeper(ZooKeeperOptions(ensemble.hosts, "large"), 0)
+        for number in range(2):
+            store.commit(changes_of({b"c/%d" % number: b"x" * 50_000_000}))
+            store.commit(changes_of({b"c/%d" % number: None}))
+        assert ensemble.is_running(0)
+        store.close()
+
+
 def test_server_that_is_not_there_is_named(options: ZooKeeperOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CONNECT_S", 0.5)
     with pytest.raises(LogUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1 does not answer"):
@@ -206,10 +217,10 @@ def test_large_value_leaves_nothing_behind_when_it_gets_smaller_or_goes(
 ) -> None:
     store = opened(options, client)
     chunks = f"{options.shard_path(0)}/chunks/{engine.chunk_name(b'c/1')}"
-    large = bytes(range(256)) * 6_000  # three parts
+    large = bytes(range(256)) * 2_000  # three parts
     store.commit(changes_of({b"c/1": large}))
     assert len(client.get_children(chunks)) == 2
-    store.commit(changes_of({b"c/1": large[: 600 * 1024]}))
+    store.commit(changes_of({b"c/1": large[: 300 * 1024]}))
     assert len(client.get_children(chunks)) == 1
     assert content(opened(options, client)) == content(store)
     store = opened(options, client)

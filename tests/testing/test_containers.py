@@ -24,7 +24,7 @@ from testcontainers.core.config import testcontainers_config
 
 from penstock.testing.containers import HTTP, NSQ, NSQ_HTTP, SQS, PenstockContainer
 from tools.image import DOCKERFILE, instructions, stages
-from tools.kafka import free_ports
+from tools.servers import free_ports
 
 VARIABLES = {
     SQS: "PENSTOCK_SQS_PORT",

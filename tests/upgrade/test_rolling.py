@@ -24,7 +24,8 @@ from tests.cluster.load import LEASE_S, Load, Ports, create_queues, left_in_queu
 from tests.cluster.nodes import SHARDS, ProcessNode, settings_text, thread_node, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tests.upgrade import builds
-from tools.kafka import KafkaCluster, free_ports
+from tools.kafka import KafkaCluster
+from tools.servers import free_ports
 
 NAMES = ("a", "b", "c")
 SESSION_S = 6.0

@@ -67,8 +67,11 @@ from penstock.store.memory import MemoryStore
 from penstock.store.zookeeper_options import ZooKeeperOptions
 
 FORMAT = 1
-PART_BYTES = 512 * 1024
+PART_BYTES = 192 * 1024
 """What one znode holds at most."""
+LARGE_STEP_BYTES = 224 * 1024
+"""What a step of a large commit has at most. A server keeps its last 500 transactions in memory, and a JVM rounds
+objects of half a megabyte up to a whole one: with steps of 900 KB one commit of 50 MB ended servers of 512 MB."""
 VERSION_MAX = 2**31 - 2
 """ZooKeeper counts versions in 32 bits, and takes -1 for any. At this one `owner` is made anew, and counts from 0."""
 CONNECT_S = 15.0
@@ -445,7 +448,7 @@ class ZooKeeperStore(ReadThrough):
         frame = b"".join(encode_frame(changes, 1, 0)[0])
         pieces = [f"{self._path}/redo/{number:06d}" for number in range(len(parts_of(frame)))]
         staged = (Operation("create", *piece) for piece in zip(pieces, parts_of(frame), strict=True))
-        for step in in_steps(staged, self._step_bytes):
+        for step in in_steps(staged, self._large_step_bytes):
             self._transact(step)
         self._transact([Operation("create", f"{self._path}/redo/commit")])
         self._make(changes, pieces)
@@ -454,15 +457,19 @@ class ZooKeeperStore(ReadThrough):
         """Make the changes of a large commit, which is in `redo` as a whole, and empty that."""
         operations = list(self._operations(changes))
         cleared = [Operation("delete", path) for path in (f"{self._path}/redo/commit", *reversed(pieces))]
-        for step in in_steps(operations, self._step_bytes):
+        for step in in_steps(operations, self._large_step_bytes):
             self._transact(step)
-        for step in in_steps(cleared, self._step_bytes):
+        for step in in_steps(cleared, self._large_step_bytes):
             self._transact(step)
         self._note(changes, operations)
 
     @property
     def _step_bytes(self) -> int:
         return self._options.transaction_bytes_max
+
+    @property
+    def _large_step_bytes(self) -> int:
+        return min(self._options.transaction_bytes_max, LARGE_STEP_BYTES)
 
     def _operations(self, changes: Changes) -> Iterator[Operation]:
         """What brings the znodes to where the changes want them, wherever they are."""

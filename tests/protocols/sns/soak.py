@@ -28,7 +28,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.cluster.nodes import ProcessNode
 from tests.compat.server import Server, until
-from tools.kafka import QUICK_TO_START, KafkaCluster
+from tools.kafka import KafkaCluster
+from tools.servers import QUICK_TO_START
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 RAW = {"RawMessageDelivery": "true"}
