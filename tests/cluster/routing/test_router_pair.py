@@ -44,7 +44,7 @@ from tests.cluster.links.linking import in_loop
 from tests.cluster.routing.test_router import bodies, spans, until
 from tests.cluster.routing.test_router_moves import Ticket
 from tests.shards import ENTROPY, FixedMaps
-from tools.kafka import free_ports
+from tools.servers import free_ports
 
 SHARDS = 4
 NAMES = ("a", "b")
