@@ -98,7 +98,8 @@ async def make(directory: Path, queues: int) -> None:
 
 def settings_for(directory: Path) -> Settings:
     """A server on ports of its own."""
-    return Settings().with_server(data=str(directory), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
+    ports = {"sqs_port": 0, "http_port": 0, "nsq_tcp_port": 0, "nsq_http_port": 0}
+    return Settings().overridden("server", data=str(directory), **ports)
 
 
 class Opened(msgspec.Struct):

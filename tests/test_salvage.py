@@ -30,10 +30,9 @@ from penstock.salvage import LIST_NAME, Salvaged, check, salvage
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.frames import FRAMES_START
-from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
-from penstock.store.sharded import read_cluster_file, shard_directory
+from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, read_cluster_file, shard_directory
 from tests.compat.server import divide
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of
 from tests.store import flips
 from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, Content, Flipper, here
 from tests.store.salvages import Salvages
@@ -381,7 +380,7 @@ def make_retries(driver: BrokerDriver) -> None:
     """Ten messages are leased; three of them have failed twice, and are in the retry lane."""
     driver.create("q")
     driver.send(*[b"%d" % number for number in range(10)])
-    (span,) = spans_of(driver.receive(10))
+    (span,) = driver.receive(10).spans()
     driver.do(c.Release(queue="q", channel=c.MAIN, spans=[c.Span(span.first, span.first + 2, 1)], delay_ms=0))
     driver.release(driver.receive(3), delay_ms=0)
     assert any(keys.lane_channel(ChunkKey.unpack(key).lane) for key in driver.chunk_keys())

@@ -145,7 +145,7 @@ async def server() -> AsyncIterator[dict[str, Any]]:
     """Where each front end of a server in this process listens."""
     with tempfile.TemporaryDirectory() as directory:
         ports = {"sqs_port": 0, "http_port": 0, "nsq_tcp_port": 0, "nsq_http_port": 0}
-        async with assembly.node(Settings().with_server(data=directory, **ports)) as ready:
+        async with assembly.node(Settings().overridden("server", data=directory, **ports)) as ready:
             yield dict(ready.listening)
 
 

@@ -9,6 +9,7 @@ from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.connecting import connect, connect_async
 from penstock.client.content import (
     FailedAttempt,
+    MessageLife,
     PeekedMessage,
     Record,
     RecordList,
@@ -16,7 +17,6 @@ from penstock.client.content import (
     SentMessage,
     SentMessages,
 )
-from penstock.client.life import MessageLife
 from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
 from penstock.client.queue_settings import QueueSettings

@@ -16,7 +16,7 @@ from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
-from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.http_delivery import HttpTargets
 from penstock.protocols.sns.service import CHANGES as SNS_CHANGES
 from penstock.protocols.sqs.actions import CHANGES as SQS_CHANGES
 from penstock.protocols.sqs.query_wire import render_refusal

@@ -21,7 +21,7 @@ class ThreadedNode:
 
     def __init__(self, directory: Path, text: str = "", *, clock: Clock | None = None) -> None:
         self._clock = clock
-        self._settings = parse(text).with_server(data=str(directory), http_port=0)
+        self._settings = parse(text).overridden("server", data=str(directory), http_port=0)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._started: Future[int] = Future()

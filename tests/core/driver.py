@@ -141,7 +141,7 @@ class BrokerDriver:
 
     def ack(self, delivery: c.Delivery) -> c.Settled:
         """Acknowledge everything of a delivery."""
-        settled: c.Settled = self.do(c.Ack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)))
+        settled: c.Settled = self.do(c.Ack(queue=delivery.queue, channel=delivery.channel, spans=delivery.spans()))
         return settled
 
     def release(self, delivery: c.Delivery, *, delay_ms: int | None = None, error: str = "") -> c.Settled:
@@ -150,7 +150,7 @@ class BrokerDriver:
             c.Release(
                 queue=delivery.queue,
                 channel=delivery.channel,
-                spans=spans_of(delivery),
+                spans=delivery.spans(),
                 delay_ms=delay_ms,
                 error=error,
             )
@@ -159,7 +159,7 @@ class BrokerDriver:
 
     def extend(self, delivery: c.Delivery, lease_ms: int) -> c.Settled:
         settled: c.Settled = self.do(
-            c.Extend(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery), lease_ms=lease_ms)
+            c.Extend(queue=delivery.queue, channel=delivery.channel, spans=delivery.spans(), lease_ms=lease_ms)
         )
         return settled
 
@@ -221,11 +221,6 @@ def bodies_of(delivery: c.Delivery) -> list[bytes]:
 def bodies_of_runs(runs: Iterable[c.Run]) -> list[bytes]:
     """The bodies of some runs, in order."""
     return [body for run in runs for body in run.chunk.body_list(run.start, run.stop)]
-
-
-def spans_of(delivery: c.Delivery) -> list[c.Span]:
-    """What settling a delivery takes."""
-    return [span for run in delivery.runs for span in run.spans()]
 
 
 def attempts_of(delivery: c.Delivery) -> list[int]:

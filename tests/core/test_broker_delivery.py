@@ -15,7 +15,7 @@ from penstock.core.errors import (
     QueueNotFound,
     StaleReceipt,
 )
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, BrokerDriver, attempts_of, bodies_of, sequences_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, BrokerDriver, attempts_of, bodies_of, sequences_of
 
 
 def test_messages_come_in_the_order_they_were_sent() -> None:
@@ -375,7 +375,7 @@ def test_broker_runs_ahead_of_its_commits() -> None:
     assert bodies_of(driver.receive(2)) == [b"0", b"0"]
     reply = driver.step(c.Receive(queue="q", limit=20), commit=False)[0]
     assert reply.count == 13
-    driver.step(c.Ack(queue="q", spans=spans_of(reply)), commit=False)
+    driver.step(c.Ack(queue="q", spans=reply.spans()), commit=False)
     for changes in taken:
         driver.store.commit(changes)
         driver.broker.committed(changes)
@@ -414,7 +414,7 @@ def test_delivery_that_nobody_got_does_not_count(kind: str) -> None:
     driver.create(kind=kind, max_receives=1)
     driver.send_fifo("a", b"1", b"2", b"3")
     delivery = driver.receive(2)
-    given_back = driver.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    given_back = driver.do(c.GiveBack(queue="q", spans=delivery.spans()))
     assert given_back.count == 2
     assert driver.counts() == (3, 0, 0)
     again = driver.receive(3)
@@ -428,7 +428,7 @@ def test_delivery_that_nobody_got_counts_where_at_most_is_promised() -> None:
     driver = BrokerDriver()
     driver.create(policy="consume_once")
     driver.send(b"1")
-    driver.do(c.GiveBack(queue="q", spans=spans_of(driver.receive())))
+    driver.do(c.GiveBack(queue="q", spans=driver.receive().spans()))
     assert driver.receive().count == 0
     assert driver.counts("q.dead") == (1, 0, 0)
 
@@ -437,6 +437,6 @@ def test_nothing_can_be_given_back_twice() -> None:
     driver = BrokerDriver()
     driver.send(b"1")
     delivery = driver.receive()
-    driver.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
-    assert driver.do(c.GiveBack(queue="q", spans=spans_of(delivery))).count == 0
+    driver.do(c.GiveBack(queue="q", spans=delivery.spans()))
+    assert driver.do(c.GiveBack(queue="q", spans=delivery.spans())).count == 0
     assert driver.counts() == (1, 0, 0)

@@ -12,7 +12,7 @@ from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest, TaskNotFound
 from penstock.core.queues.config import Backoff, QueueConfig
 from penstock.core.queues.origin import Origin
-from tests.core.driver import HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of, spans_of
+from tests.core.driver import HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of
 
 
 def test_first_failure_is_ready_again_in_place_before_newer_ones() -> None:
@@ -200,7 +200,7 @@ def test_dead_letter_leaves_its_queue_in_the_commit_in_which_it_arrives() -> Non
     driver.create(max_receives=1)
     driver.send(b"a")
     delivery = driver.receive()
-    driver.step(c.Release(queue="q", spans=spans_of(delivery)), commit=False)
+    driver.step(c.Release(queue="q", spans=delivery.spans()), commit=False)
     changes = driver.broker.take_changes()
     assert sum(chunk is None for chunk in changes.chunks.values()) == 1
     assert sum(chunk is not None for chunk in changes.chunks.values()) == 1

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from statistics import mean
 
 from penstock.core import commands as c
-from tests.core.driver import BrokerDriver, bodies_of, spans_of
+from tests.core.driver import BrokerDriver, bodies_of
 
 GROUPS = 100
 ROUNDS = 30
@@ -73,7 +73,7 @@ def _mean_wait_of_quiet_groups(*, noisy: int) -> float:
             delivery = driver.receive(1, lease_ms=3_600_000)
             if not delivery.count:
                 break
-            busy.append((at_ms + WORK_MS, spans_of(delivery)))
+            busy.append((at_ms + WORK_MS, delivery.spans()))
             (body,) = bodies_of(delivery)
             waits["noisy" if body.startswith(b"0 ") else "quiet"].append(at_ms - sent_ms[body])
     return mean(waits["quiet"])

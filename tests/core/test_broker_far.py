@@ -6,7 +6,7 @@ from penstock.core import commands as c
 from penstock.core.delivery.states import State
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, LaneKind
-from tests.core.driver import DAY_MS, HOUR_MS, BrokerDriver, bodies_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, BrokerDriver, bodies_of
 from tests.store.in_memory import twin_of
 
 
@@ -28,7 +28,7 @@ def far_keys(driver: BrokerDriver) -> list[bytes]:
 
 def test_a_late_ack_reaches_what_waits_far_ahead() -> None:
     driver, delivery = retried(b"a", b"b", b"c")
-    (span,) = spans_of(delivery)
+    (span,) = delivery.spans()
     middle = c.Span(span.first + 1, span.first + 1, span.attempt)
     assert driver.do(c.Ack(queue="q", spans=[middle])).count == 1
     assert driver.counts() == (0, 0, 2)
@@ -41,7 +41,7 @@ def test_a_late_ack_reaches_what_waits_far_ahead() -> None:
 
 def test_a_unit_of_work_may_ack_what_waits_far_ahead() -> None:
     driver, delivery = retried(b"a", b"b")
-    work = c.CommitWork(acks=[c.Ack(queue="q", spans=spans_of(delivery))], sends=[], check_only=True)
+    work = c.CommitWork(acks=[c.Ack(queue="q", spans=delivery.spans())], sends=[], check_only=True)
     driver.do(work)
     assert driver.counts() == (0, 0, 2), "it was only looked at"
     work.check_only = False
@@ -69,7 +69,7 @@ def test_a_queue_without_channels_shows_messages_as_a_new_channel_would_see_them
 
 def test_a_channel_that_is_moved_past_retries_far_ahead_is_done_with_them() -> None:
     driver, delivery = retried(b"a", b"b", b"c")
-    (span,) = spans_of(delivery)
+    (span,) = delivery.spans()
     driver.do(c.AckUpTo(queue="q", channel="main", offset=span.first + 2))
     assert driver.counts() == (0, 0, 1)
     driver.advance(DAY_MS)

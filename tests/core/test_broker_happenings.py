@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.commands import MessageEvent
-from tests.core.driver import MINUTE_MS, BrokerDriver, spans_of
+from tests.core.driver import MINUTE_MS, BrokerDriver
 
 
 def heard(**settings: Any) -> BrokerDriver:
@@ -82,7 +82,7 @@ def test_a_delivery_that_never_arrived_is_told_as_returned() -> None:
     driver.send(b"a", b"b")
     delivery = driver.receive(2)
     told(driver)
-    driver.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    driver.do(c.GiveBack(queue="q", spans=delivery.spans()))
     assert short(driver) == [("returned", 0, 2, 1)]
 
 

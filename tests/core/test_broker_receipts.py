@@ -6,14 +6,14 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.errors import ForeignReceipt, ForgedReceipt
-from tests.core.driver import BrokerDriver, bodies_of, spans_of
+from tests.core.driver import BrokerDriver, bodies_of
 
 
 def receipts_of(driver: BrokerDriver, delivery: c.Delivery) -> list[str]:
     ids = delivery.queue_id, delivery.channel_id
     return [
         driver.broker.receipt(*ids, sequence, span.attempt)
-        for span in spans_of(delivery)
+        for span in delivery.spans()
         for sequence in range(span.first, span.last + 1)
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.errors import InvalidRequest, StageNotFound
 from penstock.core.storage.chunk import PackedBodies
-from tests.core.driver import HOUR_MS, MINUTE_MS, BrokerDriver, bodies_of, bodies_of_runs, sequences_of, spans_of
+from tests.core.driver import HOUR_MS, MINUTE_MS, BrokerDriver, bodies_of, bodies_of_runs, sequences_of
 
 NAME = "stream"
 
@@ -218,7 +218,7 @@ def test_published_messages_are_like_any_others(seed: int) -> None:
         seed = chance_of_step
         delivery = driver.receive(random.Random(seed).choice((1, 30, 3_000, 9_000)), lease_ms=MINUTE_MS)
         found = (bodies_of(delivery), sequences_of(delivery), [run.chunk.sent_ms for run in delivery.runs][:1])
-        spans = spans_of(delivery)
+        spans = delivery.spans()
         random.Random(seed).shuffle(spans)
         half = spans[: len(spans) // 2 + 1]
         what = random.Random(seed + 1).random()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.core import commands as c
 from penstock.core.delivery.channel import _TURN_AND_SAVED, Channel
 from penstock.core.queues.config import Backoff
-from tests.core.driver import BrokerDriver, attempts_of, bodies_of, calls_of, sequences_of, spans_of
+from tests.core.driver import BrokerDriver, attempts_of, bodies_of, calls_of, sequences_of
 
 
 def _driver(**settings: object) -> BrokerDriver:
@@ -102,7 +102,7 @@ def test_a_batch_gives_half_of_its_places_to_what_was_never_delivered(limit: int
         delivery = driver.receive(limit)
         good += bodies_of(delivery).count(b"good")
         received += delivery.count
-        bad = [c.Span(*span) for span in spans_of(delivery) if span.attempt > 1]
+        bad = [c.Span(*span) for span in delivery.spans() if span.attempt > 1]
         driver.do(c.Release(queue="q", spans=bad, delay_ms=0))
     assert received == 10 * limit
     assert good == received // 2
@@ -203,7 +203,7 @@ def test_a_message_of_a_fair_queue_that_was_given_back_is_handed_out_once() -> N
     driver.send(b"1", b"2", group="a")
     driver.send(b"gone", delay_ms=1)
     delivery = driver.receive(1)
-    driver.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    driver.do(c.GiveBack(queue="q", spans=delivery.spans()))
     driver.broker.queues["q"].channels["main"].dispatch.reset_indexes()
     assert bodies_of(driver.receive(9)) == [b"1", b"2"]
 

@@ -9,14 +9,14 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.errors import InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
 from penstock.core.queues.config import QueueConfig
-from tests.core.driver import BrokerDriver, attempts_of, bodies_of, spans_of
+from tests.core.driver import BrokerDriver, attempts_of, bodies_of
 from tests.store.in_memory import twin_of
 
 
 def _taken(driver: BrokerDriver, queue: str, count: int) -> c.Ack:
     delivery = driver.receive(count, queue=queue)
     assert delivery.count == count
-    return c.Ack(queue=queue, spans=spans_of(delivery))
+    return c.Ack(queue=queue, spans=delivery.spans())
 
 
 def _in() -> BrokerDriver:
@@ -124,9 +124,7 @@ def test_work_whose_lease_was_lost_to_another_is_refused_as_a_whole() -> None:
     driver.receive(1, queue="in")
     with pytest.raises(WorkRefused, match="nothing was done"):
         driver.do(
-            c.CommitWork(
-                acks=[kept, c.Ack(queue="in", spans=spans_of(lost))], sends=[c.Send(queue="out", bodies=[b"a"])]
-            )
+            c.CommitWork(acks=[kept, c.Ack(queue="in", spans=lost.spans())], sends=[c.Send(queue="out", bodies=[b"a"])])
         )
     assert driver.counts("in") == (1, 2, 0)
     assert driver.counts("out") == (0, 0, 0)
@@ -233,7 +231,7 @@ def test_sends_that_do_not_fit_into_the_queue_that_the_first_one_makes_are_refus
 ) -> None:
     driver = BrokerDriver()
     driver.send(b"x")
-    ack = c.Ack(queue="q", spans=spans_of(driver.receive()))
+    ack = c.Ack(queue="q", spans=driver.receive().spans())
     first = c.Send(queue="new", bodies=[b"1"], groups=["g"], dedup_ids=["1"], config=config)
     second = c.Send(queue="new", bodies=[b"22"], groups=["g"], dedup_ids=["2"])
     with pytest.raises(error):

@@ -42,4 +42,4 @@ def bodies(delivery: Any) -> list[bytes]:
 
 
 def spans(delivery: Any) -> list[Any]:
-    return [span for run in delivery.runs for span in run.spans()]
+    return delivery.spans()

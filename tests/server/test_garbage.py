@@ -227,7 +227,9 @@ REFUSED = [
 def test_requests_leave_no_rings_of_objects_behind(
     front_end: Callable[[Ready, ExitStack], Callable[[int], None]], tmp_path: Path
 ) -> None:
-    settings = parse("").with_server(data=str(tmp_path), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
+    settings = parse("").overridden(
+        "server", data=str(tmp_path), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0
+    )
 
     async def main() -> int:
         async with Node(settings, front_ends(settings), __version__) as ready, AsyncExitStack() as closing:

@@ -68,7 +68,9 @@ class Site:
 
 @asynccontextmanager
 async def site(directory: Path, settings: str = "") -> AsyncIterator[Site]:
-    made = parse(settings).with_server(data=str(directory), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
+    made = parse(settings).overridden(
+        "server", data=str(directory), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0
+    )
     node = Node(made, front_ends(made), __version__)
     async with node as ready:
         await node.services.shard.call(CreateQueue(name="q", config=QueueConfig(lease_ms=LEASE_MS)))

@@ -69,7 +69,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Node, Ready]]:
 
 
 def settings_in(data: Path, text: str = "") -> Settings:
-    return parse(text).with_server(data=str(data), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
+    return parse(text).overridden("server", data=str(data), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
 
 
 async def config_of(node: Node, queue: str) -> QueueConfig:
@@ -139,7 +139,7 @@ def test_a_declaration_that_cannot_be_met_keeps_the_node_from_starting(tmp_path:
 
 def test_a_start_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
     async def main(taken: int) -> None:
-        settings = settings_in(tmp_path).with_server(http_port=taken)
+        settings = settings_in(tmp_path).overridden("server", http_port=taken)
         with pytest.raises(
             InvalidSettings, match=rf"http cannot listen on 127\.0\.0\.1:{taken}: the port is taken.*--http-port"
         ):

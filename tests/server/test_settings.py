@@ -181,22 +181,22 @@ def test_what_cannot_be_followed_is_refused(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
 def test_other_machines_are_served_only_with_credentials_or_on_purpose(host: str) -> None:
-    open_to_all = Settings().with_server(host=host)
+    open_to_all = Settings().overridden("server", host=host)
     with pytest.raises(InvalidSettings, match="--insecure"):
         open_to_all.check()
-    open_to_all.with_server(insecure=True).check()
-    guarded = parse("[[credentials]]\naccess_key = 'a'\nsecret_key = 'b'").with_server(host=host)
+    open_to_all.overridden("server", insecure=True).check()
+    guarded = parse("[[credentials]]\naccess_key = 'a'\nsecret_key = 'b'").overridden("server", host=host)
     guarded.check()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "::1"])
 def test_this_machine_is_served_without_credentials(host: str) -> None:
     assert is_loopback(host)
-    Settings().with_server(host=host).check()
+    Settings().overridden("server", host=host).check()
 
 
 def test_flags_override_the_file_only_where_they_are_given() -> None:
-    settings = parse("[server]\nsqs_port = 1\nhttp_port = 2").with_server(sqs_port=0, http_port=None)
+    settings = parse("[server]\nsqs_port = 1\nhttp_port = 2").overridden("server", sqs_port=0, http_port=None)
     assert (settings.server.sqs_port, settings.server.http_port) == (0, 2)
     assert parse("[sqs]\nregion = 'x'").overridden("sqs", limits="relaxed").sqs.region == "x"
 

@@ -40,7 +40,7 @@ from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
 from penstock.store.errors import StoreError
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.layout import BALLAST_NAME
-from tests.core.driver import HOUR_MS, START_MS, BrokerDriver, spans_of
+from tests.core.driver import HOUR_MS, START_MS, BrokerDriver
 
 OPTIONS = StoreOptions(segment_bytes=16 << 10)
 PAGE_BYTES = 512
@@ -143,7 +143,7 @@ def go_on(driver: BrokerDriver) -> None:
     driver.create(here("late"))
     driver.send(b"late", queue=here("late"))
     delivery = driver.receive(2, queue=work)
-    driver.do(c.Ack(queue=work, channel=c.MAIN, spans=spans_of(delivery)[:1]))
+    driver.do(c.Ack(queue=work, channel=c.MAIN, spans=delivery.spans()[:1]))
     driver.receive(1, queue=once)
     driver.do(c.AckConsumer(queue=work, consumer="reader", offset=5))
     driver.send(b"the last", queue=here("late"))

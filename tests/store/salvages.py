@@ -35,9 +35,16 @@ from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.raw_directory import Finding
 from penstock.salvage import Salvaged, check, salvage, stores_in
-from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
-from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
-from tests.core.driver import HOUR_MS, BrokerDriver, spans_of
+from penstock.store.layout import (
+    BALLAST_NAME,
+    CLUSTER_NAME,
+    ENTROPY_BYTES,
+    FORMAT,
+    SECRET_BYTES,
+    ClusterFile,
+    write_cluster_file,
+)
+from tests.core.driver import HOUR_MS, BrokerDriver
 from tests.store.flips import ENTROPY, SHARDS, Content, _copy_sparsely, fill, flip, go_on, here, opened
 
 PENDING = (State.READY, State.LEASED, State.DELAYED)
@@ -100,7 +107,7 @@ def fill_shard(driver: BrokerDriver, shard: int) -> None:
         for number in range(30):
             driver.send_fifo(f"group {number % 3}", b"ordered %d" % number, queue=name)
         delivery = driver.receive(4, queue=name)
-        driver.do(c.Ack(queue=name, channel=c.MAIN, spans=spans_of(delivery)[:1]))
+        driver.do(c.Ack(queue=name, channel=c.MAIN, spans=delivery.spans()[:1]))
 
 
 class Seen:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -46,6 +47,7 @@ from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
 GOLDEN = Path(__file__).parent / "export-1.jsonl"
+ARROW = GOLDEN.with_suffix(".arrow")
 ATTRIBUTES = {
     "text": "tea",
     "bytes": b"\x00\xff",
@@ -456,12 +458,20 @@ def test_the_golden_file_is_read() -> None:
         assert [item for _, item in read_json_lines(file, "golden")] == [HEAD, *EXAMPLE]
 
 
+def test_the_golden_arrow_file_is_read() -> None:
+    with ARROW.open("rb") as file:
+        head, *items = [item for _, item in read_arrow_file(file, "golden")]
+    assert head == HEAD
+    assert sorted(items, key=repr) == sorted(EXAMPLE, key=repr)
+
+
 def test_arrow_has_what_the_golden_file_has() -> None:
     file = io.BytesIO()
     arrow = ArrowFile(file, HEAD, [item for item in EXAMPLE if isinstance(item, QueueLine)])
     for item in EXAMPLE:
         arrow.write(item)
     arrow.close()
+    assert pa.ipc.open_file(file).schema == pa.ipc.open_file(io.BytesIO(ARROW.read_bytes())).schema
     head, *items = [item for _, item in read_arrow_file(file, "golden")]
     assert head == HEAD
     assert sorted(items, key=repr) == sorted(EXAMPLE, key=repr)

@@ -6,10 +6,11 @@
     node-commands.json   what nodes ask each other                 greetings.json  how nodes introduce themselves
     records.json         every kind of state record, and chunks    kafka.json      the topics' messages
     settings.json        what can be set of a queue                tokens.json     receipts, session handles, ids
-    spark.json           a stream's offsets, a staged piece
+    spark.json           a stream's offsets, a staged piece        files.json      small files: of shards, of pipelines
+    sns.json             topics and subscriptions in labels        arrow.json      a stream of Arrow batches
     outbox.sql           the outbox and inbox in a database        directory.txz   a data directory: journal and table
 
-Uses only what every build has had since the first. All but the last two come out the same each time.
+Uses only what every build has had since the first. All but the last three come out the same each time.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ import numpy as np
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import ChunkDamaged, PenstockError, QueueNotFound
-from penstock.core.packed_error import pack_error
+from penstock.pipelines.checkpoints import signature
+from penstock.pipelines.definition import QUEUE, Output, Pipeline, Source, View
+from penstock.pipelines.errors import Place
 from penstock.server.auth import ANYBODY
 from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import Marker, Splits
+from penstock.store.kafka import POSITION_VERSION, CachePosition, write_position
 from penstock.store.memory import MemoryStore
-from penstock.wire import answers, pieces, requests
+from penstock.wire import answers, arrow, pieces, requests
 
 
 def moved(*names: str) -> Any:
@@ -62,6 +66,8 @@ Chunk = moved("core.storage.chunk", "core.chunk").Chunk
 Backoff, QueueConfig = (
     getattr(moved("core.queues.config", "core.config"), name) for name in ("Backoff", "QueueConfig")
 )
+pack_error = moved("core.packed_error", "core.errors").pack_error
+encode_attributes = moved("core.queues.attributes", "core.attributes").encode_attributes
 message_id = moved("core.identity", "core.delivery.receipt").message_id
 partition_of = moved("core.queues.partition", "core.partition").partition_of
 Receipt = moved("core.delivery.receipt", "core.receipt").Receipt
@@ -205,6 +211,64 @@ def spark() -> dict[str, Any]:
 # -- stored ------------------------------------------------------------------------------------------------------------
 
 
+def sales() -> Pipeline:
+    """A pipeline whose checkpoints are of something."""
+    place, queue = Place("sales.yaml"), {"subscribe": "orders"}
+    return Pipeline(
+        "sales",
+        Path("sales.yaml"),
+        {"orders": Source("orders", place, QUEUE, queue)},
+        {"counts": View("counts", place, ("orders",), sql="SELECT key, count(*) FROM orders GROUP BY key")},
+        {"totals": Output("totals", place, "counts", "parquet", "totals")},
+    )
+
+
+def files() -> dict[str, Any]:
+    """Small files: what a directory of several shards says of itself, how far a cache of Kafka has got, and of what the
+    checkpoints of a pipeline are."""
+    cluster = moved("cluster.workers", "store.sharded", "store.layout").ClusterFile(1, 2, bytes(range(64)), bytes(32))
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        write_position(home, CachePosition(POSITION_VERSION, "k", "d", "o", 1, 2, 3, 4, 5.0, {b"chunk": 2}, {b"r": 3}))
+        position = (home / "position").read_bytes().hex()
+    return {
+        "cluster": msgspec.json.encode(cluster).decode(),
+        "position": position,
+        "pipeline": {query: signature(sales(), query) for query in sales().queries},
+    }
+
+
+def sns() -> dict[str, str]:
+    """What is kept of a topic and a subscription, as it stands in the labels of the topic's queue. Not in the first
+    build."""
+    topics = importlib.import_module("penstock.protocols.sns.topics")
+    replay = topics.Replay(id="r1", start_ms=NOW_MS, stop=9)
+    subscription = topics.Subscription(
+        "sqs",
+        "arn:aws:sqs:us-east-1:0:orders",
+        "orders",
+        "http://localhost:9324",
+        attributes={"RawMessageDelivery": "true"},
+    )
+    return {
+        "topic": topics.encoded(topics.Topic({"DisplayName": "News"}, archived_since_ms=NOW_MS, unsubscribed=2)),
+        "subscription": topics.encoded(msgspec.structs.replace(subscription, made_ms=NOW_MS, replay=replay)),
+    }
+
+
+def arrow_stream() -> dict[str, str]:
+    """A stream of a batch, as Spark gets it. Other versions of pyarrow write other bytes."""
+    groups, attributes = [None, b"g"], [encode_attributes({"kind": "tea"}), None]
+    chunk = Chunk.of(5, NOW_MS, [b"one", b"two"], groups=groups, attributes=attributes)
+    if hasattr(arrow, "WITH_HEADERS"):
+        schema = arrow.record_schema(arrow.WITH_HEADERS)
+        batch = arrow.record_batch(chunk, 0, 2, arrow.WITH_HEADERS)
+    else:
+        schema = arrow.record_schema(include_headers=True)
+        batch = arrow.record_batch(chunk, 0, 2, include_headers=True)
+    return {"stream": b"".join(arrow.stream_parts(schema, [batch])).hex()}
+
+
 class Shard:
     """A broker over a store in memory, with a clock of its own."""
 
@@ -343,14 +407,17 @@ PURE = {
     "settings": settings,
     "tokens": tokens,
     "spark": spark,
+    "files": files,
+    "sns": sns,
 }
 """What comes out the same each time."""
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     where.mkdir(parents=True, exist_ok=True)
-    for name, make in PURE.items():
-        (where / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
+    for name, make in PURE.items() | {"arrow": arrow_stream}.items():
+        with contextlib.suppress(ModuleNotFoundError):  # it came later
+            (where / f"{name}.json").write_text(json.dumps(make(), indent=1) + "\n")
     (where / "outbox.sql").write_text(outbox())
     (where / "directory.json").write_text(json.dumps(directory(where / "directory.txz"), indent=1) + "\n")
     print(json.dumps("written"))

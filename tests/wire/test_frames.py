@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
-from penstock.wire.frames import Frames, binary_frame, masked_frame
+from penstock.wire.frames import Frames, frame_head, masked_frame
 
 BYTES_MAX = 1_000
 
@@ -119,7 +119,7 @@ def test_whole_binary_frames_go_the_short_way_also_after_others(side: Side) -> N
 @pytest.mark.parametrize(
     ("side", "wire"),
     [
-        pytest.param(Side.SERVER, binary_frame(b"bare"), id="a client that does not mask"),
+        pytest.param(Side.SERVER, frame_head(4) + b"bare", id="a client that does not mask"),
         pytest.param(Side.CLIENT, masked_frame(b"veiled"), id="a server that masks"),
         pytest.param(Side.CLIENT, b"\xc2\x01x", id="a reserved bit"),
         pytest.param(Side.CLIENT, b"\x83\x01x", id="an opcode that there is not"),
@@ -133,13 +133,13 @@ def test_what_breaks_the_rules_is_left_to_the_library_which_ends_the_connection(
     reader.take(wire)
     assert reader.short == 0
     assert reader.library.state is State.CLOSING
-    reader.take(binary_frame(b"too late") if side is Side.CLIENT else masked_frame(b"too late"))
+    reader.take(frame_head(8) + b"too late" if side is Side.CLIENT else masked_frame(b"too late"))
     assert reader.short == 0
 
 
 @given(payload=payloads)
 def test_frames_made_here_are_those_of_the_library(payload: bytes) -> None:
-    assert binary_frame(payload) == Frame(Opcode.BINARY, payload).serialize(mask=False)
+    assert frame_head(len(payload)) + payload == Frame(Opcode.BINARY, payload).serialize(mask=False)
     server = Protocol(Side.SERVER, max_size=None)
     server.receive_data(masked_frame(payload))
     assert [told(event) for event in server.events_received()] == [(Opcode.BINARY, payload, True)]

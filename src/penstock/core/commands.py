@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -471,6 +472,10 @@ class Delivery(msgspec.Struct):
         """How many messages."""
         return sum(run.stop - run.start for run in self.runs)
 
+    def spans(self) -> list[Span]:
+        """The messages, as commands name them."""
+        return [span for run in self.runs for span in run.spans()]
+
 
 class Receive(Command):
     """Lease up to `limit` messages. Replies with `Delivery`, later (None for now) if there are none and it may wait."""
@@ -576,6 +581,18 @@ class Settled(msgspec.Struct):
     refused: list[Refused] = []
     sent: list[tuple[int, int]] = []
     """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
+
+    def check(self) -> int:
+        """How many messages were settled; or the first refusal, raised. The others were settled all the same."""
+        if not self.refused:
+            return self.count
+        count, error = sum(each.last - each.first + 1 for each in self.refused), self.refused[0].error
+        if count == 1 and self.count == 0:
+            raise copy(error)  # the one in the reply must not have a traceback, which leads to the reply
+        total = self.count + count
+        raise type(error)(
+            f"{count} of {total} messages were refused, the others settled; the first: {error}"
+        ) from error
 
 
 class _FirstAck(Command):

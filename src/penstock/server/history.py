@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from penstock.core.commands import DescribeQueue, QueueInfo, QueueStats, Stats
 from penstock.core.errors import PenstockError
-from penstock.server.latencies import Latencies, LatencySampler, percentiles
+from penstock.server.events import Latencies, LatencySampler, percentiles
 from penstock.server.overview import Row, row_of
 from penstock.server.settings import HistorySettings
 from penstock.server.shards import Shards

@@ -829,16 +829,12 @@ class Settings(_Section, frozen=True):
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
 
-    def with_server(self, **overrides: Any) -> Settings:
-        """These settings, with some of the server's overridden.
+    def overridden(self, section: str, **overrides: Any) -> Settings:
+        """These settings, with some of a section's overridden: those that are not None.
 
-        >>> Settings().with_server(sqs_port=0, host=None).server.sqs_port
+        >>> Settings().overridden("server", sqs_port=0, host=None).server.sqs_port
         0
         """
-        return self.overridden("server", **overrides)
-
-    def overridden(self, section: str, **overrides: Any) -> Settings:
-        """These settings, with some of a section's overridden: those that are not None."""
         given = {name: value for name, value in overrides.items() if value is not None}
         return msgspec.structs.replace(self, **{section: msgspec.structs.replace(getattr(self, section), **given)})
 

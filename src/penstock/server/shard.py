@@ -70,8 +70,7 @@ from penstock.core.commands import (
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.storage.changes import Changes
 from penstock.server.clock import Clock
-from penstock.server.events import Recorder
-from penstock.server.latencies import LatencySampler
+from penstock.server.events import LatencySampler, Recorder
 from penstock.server.proof import Proof
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
@@ -946,7 +945,7 @@ class Shard:
 
 def give_back(delivery: Delivery) -> GiveBack:
     """What to call with a delivery that its receiver never got: its messages are ready, as if never handed out."""
-    spans = [span for run in delivery.runs for span in run.spans()]
+    spans = delivery.spans()
     return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans, received_ms=delivery.received_ms)
 
 

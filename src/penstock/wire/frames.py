@@ -32,15 +32,6 @@ SHORT_HEADS: Final = [bytes((_BINARY, length)) for length in range(_TWO_MORE)]
 _SHORT_MASKED: Final = [bytes((_BINARY, _MASKED | length)) for length in range(_TWO_MORE)]
 
 
-def binary_frame(payload: bytes) -> bytes:
-    """A frame as a server sends it.
-
-    >>> binary_frame(b"abc")
-    b'\\x82\\x03abc'
-    """
-    return frame_head(len(payload)) + payload
-
-
 def masked_frame(payload: bytes) -> bytes:
     """A frame as a client sends it, under a mask that nobody can foresee."""
     mask, length = os.urandom(4), len(payload)
@@ -64,12 +55,12 @@ def frame_head(length: int, masked: int = 0) -> bytes:
 class Frames:
     """The frames in a stream of bytes, from the first one after the handshake on.
 
-    >>> Frames(masked=False, bytes_max=100).split(binary_frame(b"one") + binary_frame(b"two") + b"\\x89\\x00")
+    >>> Frames(masked=False, bytes_max=100).split(frame_head(3) + b"one" + frame_head(3) + b"two" + b"\\x89\\x00")
     ([b'one', b'two'], b'\\x89\\x00', b'')
 
     Of many frames the first few may be taken, and the rest later:
 
-    >>> Frames(masked=False, bytes_max=100).split(binary_frame(b"one") + binary_frame(b"two"), at_once=1)
+    >>> Frames(masked=False, bytes_max=100).split(frame_head(3) + b"one" + frame_head(3) + b"two", at_once=1)
     ([b'one'], b'', b'\\x82\\x03two')
     """
 

@@ -83,11 +83,6 @@ class FrameReader:
         self._missing = HEAD.size
         """How many bytes there must be before it is worth looking."""
 
-    @property
-    def buffered_bytes(self) -> int:
-        """What has come of a frame that is not complete."""
-        return self._size
-
     def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """The frames that are complete now. `BadFrame` ends it: nothing after that can be trusted."""
         if self._parts:

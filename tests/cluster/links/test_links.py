@@ -783,7 +783,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
     reader = FrameReader(40)
     found = [each for piece in cut(data, cuts) for each in reader.feed(piece)]
     assert found == frames
-    assert reader.buffered_bytes == 0
+    assert reader._size == 0
 
 
 @given(st.lists(st.binary(max_size=30), max_size=10))
@@ -794,6 +794,6 @@ def test_any_bytes_are_frames_or_refused_and_little_is_kept(pieces: list[bytes])
             for kind, payload in reader.feed(piece):
                 assert isinstance(kind, FrameKind)
                 assert len(payload) <= 20
-            assert reader.buffered_bytes <= 20 + 5
+            assert reader._size <= 20 + 5
     except BadFrame:
         pass

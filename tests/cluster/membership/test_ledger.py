@@ -14,15 +14,15 @@ from penstock.cluster.membership.ledger import (
     ServingRecord,
     ShardRecord,
     encode,
-    replayed,
 )
 from penstock.store.errors import StoreVersion
 
 
 def ledger(*records: tuple[str, Record | None]) -> Ledger:
-    return replayed(
-        (offset, key, None if record is None else encode(record)) for offset, (key, record) in enumerate(records)
-    )
+    found = Ledger()
+    for offset, (key, record) in enumerate(records):
+        found.apply(offset, key, None if record is None else encode(record))
+    return found
 
 
 NODE = ("node/a", NodeRecord(incarnation="1", link="h:1", urls={"http": "http://h:2"}))

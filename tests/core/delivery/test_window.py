@@ -12,7 +12,7 @@ from penstock.core import commands as c
 from penstock.core.delivery.columns import DELAYED, LEASED, READY
 from penstock.core.delivery.window import Window
 from penstock.core.storage.keys import ChunkKey
-from tests.core.driver import BrokerDriver, attempts_of, sequences_of, spans_of
+from tests.core.driver import BrokerDriver, attempts_of, sequences_of
 
 Step = tuple[str, int, int]
 
@@ -66,7 +66,7 @@ class _Walk:
         delivery = self._delivery(number)
         if delivery is None or not delivery.runs:
             return None
-        first, last, attempt = spans_of(delivery)[0]
+        first, last, attempt = delivery.spans()[0]
         part = c.Span(min(first + count // 3, last), last, attempt)
         return _plain(self.driver.do(c.Ack(queue="q", channel=delivery.channel, spans=[part])))
 

@@ -25,7 +25,7 @@ from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.chunk import PackedBodies
 from penstock.core.transfer.outbox import Outbox
-from tests.core.driver import MINUTE_MS, SECOND_MS, BrokerDriver, bodies_of, calls_of, spans_of
+from tests.core.driver import MINUTE_MS, SECOND_MS, BrokerDriver, bodies_of, calls_of
 
 SHARDS = 3
 
@@ -159,7 +159,7 @@ def test_dead_letters_of_one_step_are_one_entry_however_they_fail(cluster: Clust
     driver.create(name, max_receives=1)
     driver.send(*(b"%d" % number for number in range(50)), queue=name)
     deliveries = [driver.receive(1, queue=name) for _ in range(50)]
-    driver.step(*(c.Release(queue=name, spans=spans_of(delivery)) for delivery in deliveries))
+    driver.step(*(c.Release(queue=name, spans=delivery.spans()) for delivery in deliveries))
     assert driver.broker.outbox_targets() == {1: 1}
     cluster.settle()
     assert bodies_of(cluster[1].receive(100, queue=f"{name}.dead")) == [b"%d" % number for number in range(50)]
@@ -383,7 +383,7 @@ def test_a_unit_of_work_sends_to_other_shards_when_it_commits(cluster: Cluster) 
     taken = cluster[0].receive(queue=here)
     replies = cluster[0].do(
         c.CommitWork(
-            acks=[c.Ack(queue=here, spans=spans_of(taken))],
+            acks=[c.Ack(queue=here, spans=taken.spans())],
             sends=[
                 c.Send(queue=away, bodies=[b"one", b"two"], attributes=[b"x", None]),
                 c.Send(queue=here, bodies=[b"next"]),
@@ -448,7 +448,7 @@ def test_acks_in_another_shard_are_held_and_then_done(cluster: Cluster) -> None:
     cluster[1].create(away, lease_ms=5 * SECOND_MS)
     cluster[1].send(b"a", b"b", queue=away)
     taken = cluster[1].receive(2, queue=away)
-    ack = c.Ack(queue=away, spans=spans_of(taken))
+    ack = c.Ack(queue=away, spans=taken.spans())
     assert cluster[1].do(c.HoldForWork(acks=[ack])).count == 2
     cluster[1].reopen(after_ms=30 * SECOND_MS)
     assert cluster[1].counts(away) == (0, 2, 0), "the hold outlasts the lease, and a restart"
@@ -466,7 +466,7 @@ def test_what_is_held_stays_held_when_its_session_ends(cluster: Cluster) -> None
     session = driver.do(c.OpenSession(name="worker"))
     driver.do(c.Subscribe(queue=away, session=session, credit=1, in_flight=True, ticket="push"))
     (pushed,) = driver.woken["push"]
-    ack = c.Ack(queue=away, spans=spans_of(pushed))
+    ack = c.Ack(queue=away, spans=pushed.spans())
     driver.do(c.HoldForWork(acks=[ack]))
     assert driver.take_woken("push") == [b"a", b"b"], "what is held for work does not count against the session"
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
@@ -526,7 +526,7 @@ def test_what_was_taken_just_before_a_crash_is_held_after_it(cluster: Cluster) -
     driver.send(b"a", b"b", queue=away)
     taken = driver.do(c.Receive(queue=away, limit=2, wait_ms=0), commit=False)
     driver.reopen()
-    ack = c.Ack(queue=away, spans=spans_of(taken))
+    ack = c.Ack(queue=away, spans=taken.spans())
     assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 2
     assert driver.counts(away) == (0, 2, 0)
     with pytest.raises(WorkRefused, match="not this unit of work's any more"):
@@ -542,7 +542,7 @@ def test_what_a_unit_of_work_holds_is_not_acked_by_who_was_forgotten(cluster: Cl
     driver.create(away)
     driver.send(b"a", queue=away)
     driver.reopen()
-    ack = c.Ack(queue=away, spans=spans_of(driver.receive(queue=away)))
+    ack = c.Ack(queue=away, spans=driver.receive(queue=away).spans())
     driver.do(c.HoldForWork(acks=[ack], unit=7))
     assert driver.do(c.Ack(queue=away, spans=[c.Span(0, 0, 2)])).count == 0
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
@@ -553,7 +553,7 @@ def test_a_hold_that_runs_out_is_a_failed_delivery(cluster: Cluster) -> None:
     driver = cluster[0]
     driver.create("q", lease_ms=5 * SECOND_MS)
     driver.send(b"a")
-    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(driver.receive()))], lease_ms=20 * SECOND_MS))
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=driver.receive().spans())], lease_ms=20 * SECOND_MS))
     driver.advance(19 * SECOND_MS)
     assert driver.counts() == (0, 1, 0)
     driver.advance(SECOND_MS)
@@ -565,7 +565,7 @@ def test_a_hold_does_not_shorten_a_lease(cluster: Cluster) -> None:
     driver.create("q", lease_ms=10 * MINUTE_MS)
     driver.send(b"a")
     taken = driver.receive()
-    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=SECOND_MS))
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=taken.spans())], lease_ms=SECOND_MS))
     driver.advance(9 * MINUTE_MS)
     assert driver.counts() == (0, 1, 0)
 
@@ -586,14 +586,14 @@ def test_what_is_not_leased_any_more_cannot_be_held(cluster: Cluster) -> None:
     with pytest.raises(WorkRefused):
         driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 0, 0)])]))
     with pytest.raises(QueueNotFound):
-        driver.do(c.HoldForWork(acks=[c.Ack(queue="none", spans=spans_of(taken))]))
+        driver.do(c.HoldForWork(acks=[c.Ack(queue="none", spans=taken.spans())]))
 
 
 def test_an_ack_that_comes_too_late_is_counted(cluster: Cluster) -> None:
     away = name_at(1)
     cluster[1].create(away, lease_ms=5 * SECOND_MS)
     cluster[1].send(b"a", b"b", queue=away)
-    ack = c.Ack(queue=away, spans=spans_of(cluster[1].receive(2, queue=away)))
+    ack = c.Ack(queue=away, spans=cluster[1].receive(2, queue=away).spans())
     cluster[1].do(c.HoldForWork(acks=[ack], lease_ms=10 * SECOND_MS))
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
     cluster[1].advance(20 * SECOND_MS)
@@ -788,7 +788,7 @@ def test_an_attempt_id_does_not_bring_back_what_is_held_for_work(cluster: Cluste
     driver.create("q", kind="fifo", lease_ms=5 * SECOND_MS)
     driver.send_fifo("g", b"a")
     taken = driver.receive(attempt_id="try")
-    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=60 * SECOND_MS))
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=taken.spans())], lease_ms=60 * SECOND_MS))
     assert driver.receive(attempt_id="try").count == 0
     driver.advance(20 * SECOND_MS)
     assert driver.counts() == (0, 1, 0), "nor does it shorten the hold"
@@ -805,7 +805,7 @@ def test_acks_of_a_later_build_are_forwarded_unless_they_say_what_is_not_known(
     cluster[1].create(there)
     cluster[1].send(b"x", queue=there)
     taken = cluster[1].receive(queue=there)
-    work = c.CommitWork(acks=[c.Ack(queue=there, spans=spans_of(taken))], sends=[], ack_shards=[1])
+    work = c.CommitWork(acks=[c.Ack(queue=there, spans=taken.spans())], sends=[], ack_shards=[1])
     cluster[0].do(work)
     key = keys.outbox_record(1, 0)
     ((_, stored),) = cluster[0].store.scan(key)

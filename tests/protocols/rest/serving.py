@@ -39,7 +39,7 @@ class Server:
     """Starts in its own thread and loop; everything else may be called from the test's thread."""
 
     def __init__(self, directory: Path, text: str = "", maps: PartitionMaps | None = None) -> None:
-        self.settings: Settings = parse(text).with_server(data=str(directory), http_port=0)
+        self.settings: Settings = parse(text).overridden("server", data=str(directory), http_port=0)
         self.directory = directory
         self.clock = stepping_clock()
         self._maps = maps

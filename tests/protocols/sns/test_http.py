@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.protocols.sns import http_delivery
-from penstock.protocols.sns.delivery_policy import RETRY_DEFAULTS, RetryPolicy
-from penstock.protocols.sns.http_delivery import Failed, HttpPoster
-from penstock.protocols.sns.http_targets import HttpTargets, NotAllowed
+from penstock.protocols.sns.http_delivery import Failed, HttpPoster, HttpTargets, NotAllowed
+from penstock.protocols.sns.policies import RETRY_DEFAULTS, RetryPolicy
 from penstock.protocols.sns.signing import make_signer
 from penstock.server.settings import SnsSettings
 from tests.compat.server import Server, serving

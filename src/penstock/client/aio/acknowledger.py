@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock.client.acknowledging import merged_spans, spans_of
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, error_text
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
@@ -34,6 +33,7 @@ from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
 from penstock.client.task_workers import Signal, sleep
 from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Refused, Release, Send, Settled, Span
+from penstock.core.delivery.runs import merged_spans
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
 
 _LOG = logging.getLogger("penstock.listener")
@@ -370,7 +370,14 @@ class AsyncAcknowledger:
 
 
 def _spans(messages: Iterable[AsyncMessage]) -> list[Span]:
-    return spans_of([message.place for message in messages])
+    """Neighbours with the same attempt become one span."""
+    spans: list[list[int]] = []
+    for sequence, attempt in sorted([message.place for message in messages]):
+        if spans and spans[-1][1] + 1 == sequence and spans[-1][2] == attempt:
+            spans[-1][1] = sequence
+        else:
+            spans.append([sequence, sequence, attempt])
+    return [Span(first, last, attempt) for first, last, attempt in spans]
 
 
 def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[AsyncMessage]:

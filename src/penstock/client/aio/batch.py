@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from penstock.client.acknowledging import check_settled
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.content import RunView
 from penstock.client.times import Seconds, lease_length_ms, length_ms
-from penstock.core.commands import Ack, Delivery, Extend, GiveBack, Release, Span
+from penstock.core.commands import Ack, Delivery, Extend, GiveBack, Release, Settled, Span
 from penstock.core.errors import InvalidRequest, PenstockError
 
 
@@ -33,7 +32,7 @@ class AsyncBatch:
     def spans(self) -> list[Span]:
         """The messages as commands name them."""
         if self._spans is None:
-            self._spans = [span for run in self._delivery.runs for span in run.spans()]
+            self._spans = self._delivery.spans()
         return self._spans
 
     @property
@@ -76,7 +75,7 @@ class AsyncBatch:
             return 0
         delivery = self._delivery
         command = Ack(queue=delivery.queue, channel=delivery.channel, spans=self.spans)
-        count = check_settled(await self._caller.call(command))
+        count = Settled.check(await self._caller.call(command))
         self._settled = True
         return count
 
@@ -88,7 +87,7 @@ class AsyncBatch:
         command = Release(
             queue=delivery.queue, channel=delivery.channel, spans=self.spans, delay_ms=delay_ms, error=error
         )
-        count = check_settled(await self._caller.call(command))
+        count = Settled.check(await self._caller.call(command))
         self._settled = True
         return count
 
@@ -103,7 +102,7 @@ class AsyncBatch:
         command = GiveBack(
             queue=delivery.queue, channel=delivery.channel, spans=self.spans, received_ms=delivery.received_ms
         )
-        count = check_settled(await self._caller.call(command))
+        count = Settled.check(await self._caller.call(command))
         self._settled = True
         return count
 
@@ -113,7 +112,7 @@ class AsyncBatch:
             return 0
         delivery, lease_ms = self._delivery, lease_length_ms(lease)
         command = Extend(queue=delivery.queue, channel=delivery.channel, spans=self.spans, lease_ms=lease_ms)
-        count = check_settled(await self._caller.call(command))
+        count = Settled.check(await self._caller.call(command))
         self._settled = lease_ms == 0
         return count
 

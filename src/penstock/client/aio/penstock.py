@@ -10,8 +10,7 @@ from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.listener import AsyncListener, run_together
 from penstock.client.aio.queue import AsyncQueue, sequences_of
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
-from penstock.client.content import Body, encode_body
-from penstock.client.life import MessageLife
+from penstock.client.content import Body, MessageLife, encode_body
 from penstock.client.listening import ListenerSettings
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.times import Seconds, config_of, length_ms

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Unpack, overload
 
-from penstock.client.acknowledging import check_settled
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.content import (
     Body,
+    MessageLife,
     PeekedMessage,
     Record,
     RecordList,
@@ -21,7 +21,6 @@ from penstock.client.content import (
     encode_body,
     record_list,
 )
-from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.times import Moment, Seconds, changes_of, lease_length_ms, length_ms, moment_ms
 from penstock.core.commands import (
@@ -55,6 +54,7 @@ from penstock.core.commands import (
     Seen,
     Send,
     Sent,
+    Settled,
     Stats,
 )
 from penstock.core.delivery.receipt import absent, no_message_id, open_message_id, sequence_in
@@ -173,19 +173,19 @@ class AsyncReceiver:
     async def ack(self, receipt: str | Iterable[str]) -> int:
         """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
         command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
-        return check_settled(await self._caller.call(command))
+        return Settled.check(await self._caller.call(command))
 
     async def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
         """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
         delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
         command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
-        return check_settled(await self._caller.call(command))
+        return Settled.check(await self._caller.call(command))
 
     async def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
         lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
-        return check_settled(await self._caller.call(command))
+        return Settled.check(await self._caller.call(command))
 
     # -- looking --
 

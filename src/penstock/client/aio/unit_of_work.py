@@ -18,13 +18,13 @@ import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.acknowledging import merged_spans
 from penstock.client.aio.caller import AsyncCaller, AsyncTelling
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.content import Body, SentMessage, SentMessages, encode_body
 from penstock.client.puts import Puts
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, GiveBack, Receive, Release, Send, Sent, Span
+from penstock.core.delivery.runs import merged_spans
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, encode_attributes
 
@@ -83,7 +83,7 @@ class AsyncUnitOfWork:
         delivery: Delivery | None = await self._caller.call(command)
         if delivery is None or not delivery.runs:
             return []
-        spans = [span for run in delivery.runs for span in run.spans()]
+        spans = delivery.spans()
         if not self.hold(queue, channel, spans):
             await self._return(queue, channel, spans, None, time.monotonic() + _ROLLBACK_SECONDS)
             self._check_open()

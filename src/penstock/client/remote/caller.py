@@ -31,7 +31,7 @@ from penstock.client.listening import PushTarget
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
 from penstock.client.remote.prefetch import Prefetcher, acknowledging_parts
-from penstock.client.remote.request import Calling, Link, Outstanding, Pages, Settle, UpgradeRefused, merged, spans_of
+from penstock.client.remote.request import Calling, Link, Outstanding, Pages, Settle, UpgradeRefused, merged
 from penstock.client.remote.stream import Stream
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
@@ -377,7 +377,7 @@ class RemoteCaller(Calling):
                     prefetcher.settled(part)
 
     def give_back(self, delivery: Delivery) -> None:
-        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
+        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=delivery.spans()), _ignore)
 
     # -- a link is heard --
 

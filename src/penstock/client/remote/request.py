@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.client.remote.address import TransportName
-from penstock.core.commands import Browse, Command, Delivery, Seen, Send, Sent, Span
+from penstock.core.commands import Browse, Command, Delivery, Seen, Send, Sent
 from penstock.core.errors import InvalidRequest, NotSent, PenstockError
 from penstock.wire.answers import Answer, Welcome
 from penstock.wire.requests import Request
@@ -99,11 +99,6 @@ _OTHER_LOOP = "this connection belongs to another event loop, and nothing was se
 def has_messages(reply: Any) -> bool:
     """Whether there are messages in an answer: if nobody hears it, they have to go back."""
     return isinstance(reply, Delivery) and bool(reply.runs)
-
-
-def spans_of(delivery: Delivery) -> list[Span]:
-    """The messages of a delivery as commands name them."""
-    return [span for run in delivery.runs for span in run.spans()]
 
 
 class Outstanding:

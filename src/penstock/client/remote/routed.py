@@ -46,7 +46,7 @@ from penstock.client.remote.caller import RemoteCaller, RemoteIdentity, places_o
 from penstock.client.remote.http import HttpConnection
 from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, RoutedStream, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
-from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, spans_of
+from penstock.client.remote.request import Calling, Outstanding, Pages, Settle
 from penstock.client.remote.stream import Stream
 from penstock.client.remote.websocket import tls_of
 from penstock.core.backoff import backoff
@@ -265,7 +265,7 @@ class RoutedCaller(Calling):
         return self._home.frame_bytes_max
 
     def give_back(self, delivery: Delivery) -> None:
-        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
+        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=delivery.spans()), _ignore)
 
     def flush(self) -> None:
         """Send what is outgoing, in this turn of the loop."""

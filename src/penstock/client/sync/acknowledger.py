@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock.client.acknowledging import merged_spans, spans_of
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
 from penstock.client.sync.caller import Caller
@@ -44,6 +43,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
+from penstock.core.delivery.runs import merged_spans
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
 
 _LOG = logging.getLogger("penstock.listener")
@@ -376,7 +376,14 @@ class Acknowledger:
 
 
 def _spans(messages: Iterable[Message]) -> list[Span]:
-    return spans_of([message.place for message in messages])
+    """Neighbours with the same attempt become one span."""
+    spans: list[list[int]] = []
+    for sequence, attempt in sorted([message.place for message in messages]):
+        if spans and spans[-1][1] + 1 == sequence and spans[-1][2] == attempt:
+            spans[-1][1] = sequence
+        else:
+            spans.append([sequence, sequence, attempt])
+    return [Span(first, last, attempt) for first, last, attempt in spans]
 
 
 def _touched(messages: Iterable[Message], refused: list[Refused]) -> set[Message]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from penstock.client.acknowledging import check_settled
 from penstock.client.content import Content, FailedAttempt
 from penstock.client.sync.caller import Caller
 from penstock.client.times import Seconds, lease_length_ms, length_ms, seconds
-from penstock.core.commands import Ack, Delivery, Extend, Release, Run, Span
+from penstock.core.commands import Ack, Delivery, Extend, Release, Run, Settled, Span
 from penstock.core.errors import PenstockError
 
 _ERROR_LETTERS_MAX = 10_000
@@ -105,21 +104,21 @@ class Message(Content):
         """The work is done: the message goes."""
         delivery = self._delivery
         command = Ack(queue=delivery.queue, channel=delivery.channel, spans=[self.span])
-        check_settled(self._caller.call(command))
+        Settled.check(self._caller.call(command))
         self._settled = True
 
     def release(self, *, delay: Seconds | None = None, error: str = "") -> None:
         """The work failed: the message goes back, at once or after a delay (None: as the queue's backoff says)."""
         delay_ms = length_ms(delay, "delay")
         command = Release(queue=self.queue, channel=self.channel, spans=[self.span], delay_ms=delay_ms, error=error)
-        check_settled(self._caller.call(command))
+        Settled.check(self._caller.call(command))
         self._settled = self._given_back = True
 
     def extend(self, lease: Seconds) -> None:
         """The work goes on: the lease ends so many seconds from now. 0 gives the message back."""
         lease_ms = lease_length_ms(lease)
         command = Extend(queue=self.queue, channel=self.channel, spans=[self.span], lease_ms=lease_ms)
-        check_settled(self._caller.call(command))
+        Settled.check(self._caller.call(command))
         self._lease_ends_ms = self._caller.now_ms() + lease_ms
         self._settled = self._given_back = lease_ms == 0
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock.client.content import Body, encode_body
-from penstock.client.life import MessageLife
+from penstock.client.content import Body, MessageLife, encode_body
 from penstock.client.listening import ListenerSettings
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.sync.caller import Caller

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Unpack, overload
 
-from penstock.client.acknowledging import check_settled
 from penstock.client.content import (
     Body,
+    MessageLife,
     PeekedMessage,
     Record,
     RecordList,
@@ -18,7 +18,6 @@ from penstock.client.content import (
     encode_body,
     record_list,
 )
-from penstock.client.life import MessageLife
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.caller import Caller
@@ -62,6 +61,7 @@ from penstock.core.commands import (
     Seen,
     Send,
     Sent,
+    Settled,
     Stats,
 )
 from penstock.core.delivery.receipt import (
@@ -190,19 +190,19 @@ class Receiver:
     def ack(self, receipt: str | Iterable[str]) -> int:
         """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
         command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
-        return check_settled(self._caller.call(command))
+        return Settled.check(self._caller.call(command))
 
     def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
         """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
         delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
         command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
-        return check_settled(self._caller.call(command))
+        return Settled.check(self._caller.call(command))
 
     def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
         lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
-        return check_settled(self._caller.call(command))
+        return Settled.check(self._caller.call(command))
 
     # -- looking --
 

@@ -18,7 +18,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.acknowledging import merged_spans
 from penstock.client.content import Body, SentMessage, SentMessages, encode_body
 from penstock.client.puts import Puts
 from penstock.client.sync.caller import Caller, Telling
@@ -36,6 +35,7 @@ from penstock.core.commands import (
     Sent,
     Span,
 )
+from penstock.core.delivery.runs import merged_spans
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import Attributes, encode_attributes
 
@@ -94,7 +94,7 @@ class UnitOfWork:
         delivery: Delivery | None = self._caller.call(command)
         if delivery is None or not delivery.runs:
             return []
-        spans = [span for run in delivery.runs for span in run.spans()]
+        spans = delivery.spans()
         if not self.hold(queue, channel, spans):
             self._return(queue, channel, spans, None, time.monotonic() + _ROLLBACK_SECONDS)
             self._check_open()

@@ -18,7 +18,6 @@ not know are passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -273,14 +272,6 @@ class Ledger:
             server or ("" if each is None else each.owner) for server, each in zip(owners, decided, strict=True)
         )
         return ClusterMap(self.map_version, own, owners, nodes, next_owners)
-
-
-def replayed(records: Iterable[tuple[int, str, bytes | None]]) -> Ledger:
-    """The state after some records."""
-    ledger = Ledger()
-    for offset, key, value in records:
-        ledger.apply(offset, key, value)
-    return ledger
 
 
 def _decode(key: str, value: bytes, shape: type[Any]) -> Any:

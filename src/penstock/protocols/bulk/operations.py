@@ -275,15 +275,10 @@ class Takes:
                 await self._shard.call(take.undo)
             take.undo = None
             delivery: Delivery = await self._shard.call(command)
-            take.undo = GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery))
+            take.undo = GiveBack(queue=delivery.queue, channel=delivery.channel, spans=delivery.spans())
             return delivery
         finally:
             take.is_over.set()
-
-
-def spans_of(delivery: Delivery) -> list[Span]:
-    """The messages of a delivery, as they are settled."""
-    return [span for run in delivery.runs for span in run.spans()]
 
 
 STAGING_NAME = "staging"
@@ -417,7 +412,7 @@ class Bulk(Resource):
         name = caller.request_name
         delivery: Delivery = await (self.shard.call(command) if name is None else self._takes.receive(name, command))
         runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
-        metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
+        metadata = {"penstock-spans": msgspec.json.encode(delivery.spans())}
         return _arrow(_arrow_parts(runs, _columns(body), metadata))
 
     async def _messages_max(self, name: str) -> int:

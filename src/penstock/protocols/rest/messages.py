@@ -182,7 +182,7 @@ class Messages(Resource):
             await caller.room_for(self.shard, queue, command.limit, self.services.settings)
         delivery = self.fit(caller, await caller.receive(self.shard, command))
         if caller.wanted == BATCH:
-            spans = [tuple(span) for run in delivery.runs for span in run.spans()]
+            spans = [tuple(span) for span in delivery.spans()]
             return ReceivedBatch(
                 delivery.queue_id,
                 delivery.channel,

@@ -44,12 +44,10 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, QueueNotFound
 from penstock.core.queues.attributes import encode_attributes
-from penstock.protocols.sns.archive import archived_ms
-from penstock.protocols.sns.delivery_policy import RetryPolicy, retry_policy
 from penstock.protocols.sns.envelope import Envelopes, Outgoing, Ticket, confirmation, seal
 from penstock.protocols.sns.filters import Filter, compile_policy
-from penstock.protocols.sns.http_delivery import AT_ONCE, Failed, HttpPoster, Pace, headers_of
-from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.http_delivery import AT_ONCE, Failed, HttpPoster, HttpTargets, Pace, headers_of
+from penstock.protocols.sns.policies import RetryPolicy, archived_ms, retry_policy
 from penstock.protocols.sns.signing import Signatures, Signer
 from penstock.protocols.sns.topics import (
     ARCHIVE,
@@ -274,7 +272,7 @@ class Deliveries:
                 if queue is None or found is None:
                     continue
                 if _is_replaying(found):
-                    spans = [span for run in delivery.runs for span in run.spans()]
+                    spans = delivery.spans()
                     await self._shard.call(
                         GiveBack(queue=name, channel=channel, spans=spans, received_ms=delivery.received_ms)
                     )
@@ -515,7 +513,7 @@ class _Worker:
                 await asyncio.sleep(0)
         if delivery.count > len(outgoing):
             deliveries.counts[found.protocol, "filtered"] += delivery.count - len(outgoing)
-        spans = [span for run in delivery.runs for span in run.spans()]
+        spans = delivery.spans()
         ack = Ack(queue=self._name, channel=self._channel, spans=spans)
         if found.protocol in TO_HTTP:
             await self._post_all(delivery, found, _policy_of(topic, found), outgoing)

@@ -13,7 +13,7 @@ from penstock.core.commands import Command
 from penstock.core.errors import AccessDenied, QueueNotFound
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.delivery import Deliveries
-from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.http_delivery import HttpTargets
 from penstock.protocols.sns.topics import Subscription, Topic, Topics, subscription_of
 from penstock.protocols.sns.wire import NOT_FOUND, invalid
 from penstock.protocols.sqs.errors import SqsError

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.core.errors import PenstockError
 from penstock.protocols.http import PLAIN_TEXT, Exchange
 from penstock.protocols.sns import wire
-from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.http_delivery import HttpTargets
 from penstock.protocols.sns.publish_actions import PublishActions
 from penstock.protocols.sns.requests import STRANGER, Caller
 from penstock.protocols.sns.subscription_actions import SubscriptionActions

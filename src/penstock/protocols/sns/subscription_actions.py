@@ -19,12 +19,11 @@ from penstock.core.commands import (
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.queues.config import QueueConfig, check_name
 from penstock.protocols.sns import wire
-from penstock.protocols.sns.archive import replayed_between
 from penstock.protocols.sns.delivery import NO_TOPIC
-from penstock.protocols.sns.delivery_policy import effective_for_subscription, subscription_policy
 from penstock.protocols.sns.envelope import open_token
 from penstock.protocols.sns.filters import compile_policy
-from penstock.protocols.sns.http_targets import NotAllowed, read_endpoint
+from penstock.protocols.sns.http_delivery import NotAllowed, read_endpoint
+from penstock.protocols.sns.policies import effective_for_subscription, replayed_between, subscription_policy
 from penstock.protocols.sns.publish_actions import is_phone_number
 from penstock.protocols.sns.requests import (
     PAGE,

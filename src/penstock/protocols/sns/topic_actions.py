@@ -20,9 +20,8 @@ from penstock.core.commands import (
 from penstock.core.errors import NotFound, QueueExists, QueueNotFound
 from penstock.core.queues.config import NAME_LENGTH_MAX, QueueConfig, kind_of
 from penstock.protocols.sns import wire
-from penstock.protocols.sns.archive import archived_ms
-from penstock.protocols.sns.delivery_policy import effective_for_topic, topic_policy
 from penstock.protocols.sns.envelope import timestamp
+from penstock.protocols.sns.policies import archived_ms, effective_for_topic, topic_policy
 from penstock.protocols.sns.requests import (
     NAME,
     PAGE,

@@ -17,7 +17,7 @@ import uuid
 
 from penstock.protocols.http import Exchange, Handler, Request
 from penstock.protocols.sns import wire as sns_wire
-from penstock.protocols.sns.http_targets import HttpTargets
+from penstock.protocols.sns.http_delivery import HttpTargets
 from penstock.protocols.sns.service import ACTIONS as SNS_ACTIONS
 from penstock.protocols.sns.service import SnsService
 from penstock.protocols.sqs import json_wire, query_wire

@@ -30,8 +30,8 @@ from penstock.core.errors import (
     OverLimit,
     PenstockError,
     SessionNotFound,
+    pack_error,
 )
-from penstock.core.packed_error import pack_error
 from penstock.protocols.http import Exchange, Terms
 from penstock.protocols.rest.endpoint import EndpointContext, Parameters, not_allowed
 from penstock.protocols.websocket.admission import admit, limits_of, principal_of, refuse_pages, session_number

@@ -100,7 +100,7 @@ class RunningNode:
 
 @contextmanager
 def node(directory: Path, toml: str = "", **nsq: Any) -> Iterator[RunningNode]:
-    settings = parse(toml).with_server(data=str(directory / "data")).overridden("nsq", **nsq)
+    settings = parse(toml).overridden("server", data=str(directory / "data")).overridden("nsq", **nsq)
     running = RunningNode(settings)
     try:
         yield running

@@ -1,12 +1,18 @@
-"""Delivery policies: how often, when and how fast an HTTP(S) endpoint is tried. Pure: JSON in, waits out.
+"""Policies of topics and subscriptions. Pure: JSON in; waits and times out.
 
-A topic's policy has the defaults of its subscriptions, under `http`. A subscription's own policy goes first, part by
-part, unless the topic has `disableSubscriptionOverrides`.
+Delivery policies say how often, when and how fast an HTTP(S) endpoint is tried. A topic's policy has the defaults of
+its subscriptions, under `http`. A subscription's own policy goes first, part by part, unless the topic has
+`disableSubscriptionOverrides`.
+
+A FIFO topic can have an archive, and a subscription a replay policy. A topic with an archive has a consumer
+(`sns-archive`) that stands where the archive begins: so its queue keeps what all subscriptions have got. The queue has
+no retention of its own then; the consumer moves on with time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -251,3 +257,52 @@ def retry_policy(topic_text: str, own_text: str) -> RetryPolicy:
     """
     retries, throttle, request = _merged(topic_text, own_text)
     return RetryPolicy(retries, throttle.get("maxReceivesPerSecond"), request["headerContentType"])
+
+
+_DAY_MS = 24 * 3_600 * 1_000
+_DAYS_MAX = 365
+
+
+def archived_ms(text: str) -> int:
+    """How long an `ArchivePolicy` keeps messages; 0: not at all.
+
+    >>> archived_ms('{"MessageRetentionPeriod": "2"}'), archived_ms("{}"), archived_ms("")
+    (172800000, 0, 0)
+    """
+    policy = json_object("ArchivePolicy", text) if text else {}
+    if not policy:
+        return 0
+    days = str(policy.get("MessageRetentionPeriod"))
+    if set(policy) != {"MessageRetentionPeriod"} or not days.isdecimal():
+        raise invalid("ArchivePolicy: MessageRetentionPeriod must be a number of days")
+    if not 1 <= int(days) <= _DAYS_MAX:
+        raise invalid(f"ArchivePolicy: MessageRetentionPeriod must be between 1 and {_DAYS_MAX}")
+    return int(days) * _DAY_MS
+
+
+def replayed_between(text: str) -> tuple[int, int | None] | None:
+    """The first and the last time of a `ReplayPolicy`; None if there is none.
+
+    >>> replayed_between('{"PointType": "Timestamp", "StartingPoint": "2026-01-01T00:00:00.5Z"}')
+    (1767225600500, None)
+    """
+    policy = json_object("ReplayPolicy", text) if text else {}
+    if not policy:
+        return None
+    if policy.get("PointType") != "Timestamp" or not set(policy) <= {"PointType", "StartingPoint", "EndingPoint"}:
+        raise invalid("ReplayPolicy: PointType must be Timestamp")
+    start = _time_ms("StartingPoint", policy.get("StartingPoint"))
+    end = _time_ms("EndingPoint", policy["EndingPoint"]) if "EndingPoint" in policy else None
+    if end is not None and end < start:
+        raise invalid("ReplayPolicy: EndingPoint must be after StartingPoint")
+    return start, end
+
+
+def _time_ms(name: str, value: Any) -> int:
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        found = datetime.fromisoformat(value)
+        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        raise invalid(f"ReplayPolicy: {name} must be a time, as in 2026-01-31T12:00:00.000Z") from None
