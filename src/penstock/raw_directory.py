@@ -316,7 +316,6 @@ class RawDirectory:
         return None if self._is_torn or self.lacks_commits else self._exact.get(group)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records that are readable."""
         for key, value in self._records.items():
             if not self._layer.hides_record(key):
                 yield key, value

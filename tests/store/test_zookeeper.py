@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,6 +24,8 @@ from tests.store.zookeeper_engine import options_for
 from tests.zookeeper import needed_ensemble, unique_cluster, zookeeper  # noqa: F401
 from tools.servers import free_ports
 from tools.zookeeper import ZooKeeperEnsemble
+
+GOLDEN = Path(__file__).parents[1] / "upgrade" / "golden" / "zookeeper-1.json"
 
 
 @pytest.fixture
@@ -193,6 +196,49 @@ def test_znodes_are_as_documented(options: ZooKeeperOptions, client: KazooClient
     assert client.get(f"{path}/chunks/{chunk}")[0] == b"body"
     assert client.get_children(f"{path}/records") == ["queue-0000000000000001-"]
     assert client.get(f"{path}/records/queue-0000000000000001-")[0] == b"queue"
+
+
+CHUNK_KEY = bytes(7) + b"\x01" + bytes(3) + b"\x10" + bytes(32)
+RECORD_KEY = b"\x02" + bytes(7) + b"\x01"
+UNDER_WAY = changes_of({CHUNK_KEY: b"new" * 300}, {RECORD_KEY: b"changed"})
+
+
+def tree(client: KazooClient, path: str) -> dict[str, str]:
+    """What is at a path and below it, in hexadecimal digits."""
+    found = {"": client.get(path)[0].hex()}
+    for name in sorted(client.get_children(path)):
+        found |= {f"/{name}{below}": data for below, data in tree(client, f"{path}/{name}").items()}
+    return found
+
+
+def leave_a_large_commit_under_way(options: ZooKeeperOptions, client: KazooClient, patch: pytest.MonkeyPatch) -> None:
+    """A record, a chunk in three parts, and a commit of both that has got no further than `redo/commit`."""
+    patch.setattr(engine, "PART_BYTES", 400)
+    store = opened(replace(options, transaction_bytes_max=1_200), client)
+    store.commit(changes_of({CHUNK_KEY: b"old" * 300}, {RECORD_KEY: b"queue"}))
+    patch.setattr(store, "_make", lambda changes, pieces: None)
+    store.commit(UNDER_WAY)
+
+
+def test_this_build_writes_the_znodes_that_its_golden_file_has(
+    options: ZooKeeperOptions, client: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_a_large_commit_under_way(options, client, monkeypatch)
+    found, known = tree(client, options.shard_path(0)), json.loads(GOLDEN.read_text())
+    owner, known_owner = (json.loads(bytes.fromhex(each.pop("/owner"))) for each in (found, known))
+    assert found == known, "the format has changed: raise FORMAT, and keep the golden file (docs/upgrading.md)"
+    assert owner.keys() == known_owner.keys()
+
+
+def test_znodes_that_an_earlier_build_has_written_are_read_and_its_commit_is_finished(
+    options: ZooKeeperOptions, client: KazooClient
+) -> None:
+    path = options.shard_path(0)
+    for below, data in json.loads(GOLDEN.read_text()).items():
+        client.create(path + below, bytes.fromhex(data), makepath=True)
+    assert sorted(client.get_children(f"{path}/redo")) == ["000000", "000001", "000002", "commit"]
+    assert content(opened(options, client)) == Model().after(UNDER_WAY)
+    assert client.get_children(f"{path}/redo") == []
 
 
 def test_commit_of_fifty_megabytes_does_not_end_servers_with_small_heaps() -> None:

@@ -264,8 +264,8 @@ def arrow_stream() -> dict[str, str]:
         schema = arrow.record_schema(arrow.WITH_HEADERS)
         batch = arrow.record_batch(chunk, 0, 2, arrow.WITH_HEADERS)
     else:
-        schema = arrow.record_schema(include_headers=True)
-        batch = arrow.record_batch(chunk, 0, 2, include_headers=True)
+        schema = arrow.record_schema(include_headers=True)  # type: ignore[call-arg]
+        batch = arrow.record_batch(chunk, 0, 2, include_headers=True)  # type: ignore[call-arg]
     return {"stream": b"".join(arrow.stream_parts(schema, [batch])).hex()}
 
 

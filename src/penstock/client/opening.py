@@ -190,7 +190,6 @@ class _Own(Generic[_S]):
         self._pid = os.getpid()
 
     def now_ms(self) -> int:
-        """The shard's time."""
         return self._shard.now_ms()
 
     @property

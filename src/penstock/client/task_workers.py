@@ -35,7 +35,6 @@ class WorkQueue(Generic[T]):
         self._turn_ends = 0.0
 
     def put(self, items: Iterable[T]) -> None:
-        """More to do."""
         self._items.extend(items)
         self._wake(len(self._items))
 
@@ -71,7 +70,6 @@ class WorkQueue(Generic[T]):
         return items
 
     def close(self) -> None:
-        """There is no more work."""
         self._closed = True
         self._wake(len(self._waiting))
 
@@ -83,7 +81,6 @@ class Signal:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Wake."""
         self._event.set()
 
     async def wait(self, seconds: float | None = None) -> None:
@@ -106,17 +103,14 @@ class WorkerPool:
         self._members: list[asyncio.Task[None]] = []
 
     def start(self, work: Work) -> None:
-        """One more."""
         self._members.append(asyncio.create_task(work(), name=f"{self.name}-{len(self._members)}"))
 
     def cancel(self) -> None:
-        """Call all of them off."""
         for member in self._members:
             member.cancel()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether any of them was called off."""
         return any(member.cancelled() or member.cancelling() for member in self._members)
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -156,7 +150,6 @@ def is_cancelled(error: BaseException, others: WorkerPool) -> bool:
 
 
 async def sleep(seconds: float) -> None:
-    """Let some time pass."""
     await asyncio.sleep(seconds)
 
 

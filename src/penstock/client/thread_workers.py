@@ -44,7 +44,6 @@ class WorkQueue(Generic[T]):
         self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
     def put(self, items: Iterable[T]) -> None:
-        """More to do."""
         for item in items:
             self._items.put(item)
 
@@ -64,7 +63,6 @@ class WorkQueue(Generic[T]):
         return items
 
     def close(self) -> None:
-        """There is no more work."""
         self._items.put(None)
 
 
@@ -94,7 +92,6 @@ class WorkerPool:
         self._members: list[threading.Thread] = []
 
     def start(self, work: Work) -> None:
-        """One more."""
         member = threading.Thread(target=work, name=f"{self.name}-{len(self._members)}", daemon=True)
         self._members.append(member)
         member.start()
@@ -138,5 +135,4 @@ def is_cancelled(error: BaseException, others: WorkerPool) -> bool:
 
 
 def sleep(seconds: float) -> None:
-    """Let some time pass."""
     time.sleep(seconds)

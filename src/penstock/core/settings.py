@@ -75,7 +75,6 @@ class Declared(msgspec.Struct, frozen=True):
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be none."""
         return NoneType in typing.get_args(self.type)
 
     @property
@@ -190,7 +189,6 @@ class Declared(msgspec.Struct, frozen=True):
         return "none" if value is None else str(value) if isinstance(value, int | float | str) else ""
 
     def schema(self) -> dict[str, Any]:
-        """Its JSON schema."""
         low, high = self.limits
         kind = self.kind
         if self.choices:

@@ -163,7 +163,6 @@ Refuse = Callable[[Exchange, int, str, str], None]
 
 
 def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> None:
-    """Answer with a line of text."""
     exchange.outcome = code
     exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
 
@@ -204,7 +203,6 @@ class RequestObserver:
         """By action: where those are counted that went well."""
 
     def note(self, exchange: Exchange, status: int) -> None:
-        """An exchange was answered."""
         seconds = _now_s() - exchange.started_s
         outcome = exchange.outcome or ("ok" if status < 400 else str(status))
         action = exchange.action or _UNKNOWN_ACTION
@@ -237,7 +235,6 @@ class RequestObserver:
 
 
 def http_families(protocol: str, connections_open: int, counters: HttpCounters) -> Iterator[Metric]:
-    """What an HTTP front end has counted."""
     labels = ("protocol",)
     is_open = GaugeMetricFamily("penstock_http_connections_open", "Connections now.", labels=labels)
     is_open.add_metric((protocol,), connections_open)

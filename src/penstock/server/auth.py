@@ -142,7 +142,6 @@ class Principal:
         return False
 
     def may_see(self, queue: str) -> bool:
-        """Whether it has any right on the queue."""
         return self.may(queue, *TO_SEE)
 
     def has(self, right: Right) -> bool:

@@ -324,7 +324,6 @@ class Share:
                 self.budget._let_in()
 
     def close(self) -> None:
-        """The connection is gone."""
         self.withdraw()
         self.let_go()
 

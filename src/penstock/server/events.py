@@ -244,7 +244,6 @@ class LatencySampler:
         return True
 
     def take(self, happened: Iterable[MessageEvent]) -> None:
-        """What happened in that step."""
         for event in happened:
             found = self.received if event.what == "received" else self.acked if event.what == "acked" else None
             if found is not None and event.sent_ms:

@@ -81,7 +81,6 @@ class RequestMeter:
         self._durations: dict[tuple[str, str], Durations] = {}
 
     def note(self, protocol: str, action: str, outcome: str, seconds: float) -> None:
-        """Count a request."""
         series = self._series.get((protocol, action, outcome)) or self.series(protocol, action, outcome)
         if series is not None:
             series.count += 1
@@ -97,7 +96,6 @@ class RequestMeter:
         return series
 
     def families(self) -> Iterator[Metric]:
-        """The counts so far."""
         requests = CounterMetricFamily(
             "penstock_requests", "Requests answered.", labels=("protocol", "action", "outcome")
         )
@@ -205,7 +203,6 @@ _CHANNEL_SERIES: tuple[tuple[str, str, bool, Callable[[ChannelStats], float]], .
 
 
 def store_families(stats: StoreStats) -> Iterator[Metric]:
-    """What the store has done."""
     for name, text, value in (
         ("commits", "Commits made durable.", stats.commits),
         ("commits_waited", "Commits that had to wait for the table.", stats.commits_waited),
@@ -230,7 +227,6 @@ class ProcessMetrics:
             GCCollector(registry=self._registry)
 
     def families(self) -> Iterable[Metric]:
-        """The process as it is now."""
         return self._registry.collect()
 
 
@@ -239,7 +235,6 @@ class _Family(Collector):
         self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """The one that there is."""
         yield self._family
 
 

@@ -217,5 +217,4 @@ class Overview:
 
 
 def row_of(tally: QueueTally) -> Row:
-    """What a tally says."""
     return Row(tally.name, *tally[3:])

@@ -45,7 +45,6 @@ class PartitionMap(msgspec.Struct, frozen=True):
     """Where each node is reached."""
 
     def owner(self, queue: str) -> str:
-        """The node that owns a queue."""
         return self.owners[partition_of(queue, len(self.owners))]
 
     def check(self, queue: str) -> None:

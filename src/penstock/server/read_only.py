@@ -73,7 +73,6 @@ class ReadingShard:
 
     @property
     def reports(self) -> list[Damage]:
-        """Reports of damaged chunks."""
         return list(self._reports)
 
 
@@ -105,5 +104,4 @@ class AsyncReadingShard:
 
     @property
     def reports(self) -> list[Damage]:
-        """Reports of damaged chunks."""
         return self._inner.reports

@@ -581,7 +581,6 @@ class ClusterSettings(_Section, frozen=True):
 
     @property
     def node_name(self) -> str:
-        """This node's name."""
         return self.node or socket.gethostname()
 
     def open_secret(self) -> Secret | None:

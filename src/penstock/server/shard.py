@@ -117,7 +117,6 @@ class Call:
         """When it started to wait, if it does."""
 
     def take(self, delivery: Delivery) -> None:
-        """The delivery that this call has waited for."""
         self.error = delivery.error
         self.reply = delivery
 

@@ -64,7 +64,6 @@ class Tally:
         self.queues += len(parts)
 
     def add(self, page: Sequence[QueueTally]) -> None:
-        """Count some queues."""
         if not page:
             return
         names, partitions, busy, *columns = zip(*page, strict=True)

@@ -56,7 +56,6 @@ class _SleepingCall(Call):
         self._asleep.acquire()
 
     def settle(self) -> None:
-        """The reply is there."""
         self.settled = True
         self.wake()
 

@@ -202,7 +202,6 @@ class Layer:
             self.live_bytes += ENTRY_BYTES
 
     def chunk(self, key: bytes) -> Encodable | Missing:
-        """A chunk, or why it is not here."""
         chunk = self.chunks.get(key, Missing.ASK_BELOW)
         if chunk is None:
             return Missing.GONE

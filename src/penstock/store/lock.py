@@ -72,7 +72,6 @@ class DirectoryLock:
             os.ftruncate(self._descriptors[-1], len(signature))
 
     def release(self) -> None:
-        """Let the next one in."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -182,7 +182,6 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def translate(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
-    """The store's word for an error of SQLite."""
     if isinstance(error, UnicodeDecodeError):
         return StoreDamaged(f"table {path} is damaged (its schema is no text). {ADVICE}")
     name = getattr(error, "sqlite_errorname", "")
@@ -308,12 +307,10 @@ class _Sums:
         return self.changed.get(name) or self._before.get(name) or Group()
 
     def record(self, key: bytes, seal: int, sign: int) -> None:
-        """A record comes, or goes."""
         name = group_of(key)
         self.changed[name] = self._group(name).with_record(seal if type(seal) is int else 0, sign)
 
     def chunk(self, key: bytes, sign: int) -> None:
-        """A chunk comes, or goes."""
         self.changed[key[:8]] = self._group(key[:8]).with_chunk(seal_of_key(key), sign)
 
 

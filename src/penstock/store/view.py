@@ -136,7 +136,6 @@ class StoreView:
         return self._layer.position
 
     def commit(self, changes: Changes) -> None:
-        """Refused: this is a view."""
         raise StoreReadOnly(f"{self._directory} was opened for reading; open it without read_only=True to commit.")
 
     def _reads(self) -> TableReads:

@@ -121,7 +121,6 @@ class MessageLine(msgspec.Struct, tag="message", tag_field="kind", kw_only=True,
 
     @property
     def content(self) -> bytes:
-        """The body."""
         return (self.body or "").encode() if self.body_base64 is None else self.body_base64
 
 

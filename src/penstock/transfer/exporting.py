@@ -75,11 +75,9 @@ class Source:
 
     @staticmethod
     def head(made_by: str) -> Head:
-        """The head of a new export."""
         return Head(version=VERSION, id=uuid.uuid4().hex, made_ms=time.time_ns() // 1_000_000, made_by=made_by)
 
     def names(self) -> list[str]:
-        """All queues, in order."""
         names: list[str] = []
         while True:
             page = self._caller.call(ListQueues(after=names[-1] if names else "", limit=_NAMES))
@@ -88,7 +86,6 @@ class Source:
                 return names
 
     def queue(self, name: str) -> QueueLine:
-        """A queue without its messages."""
         info: QueueInfo = self._caller.call(DescribeQueue(name=name))
         if LABEL in info.config.labels:
             raise InvalidRequest(

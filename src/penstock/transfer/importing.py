@@ -304,7 +304,6 @@ def _whole(export_id: str) -> str:
 
 
 def described(caller: Caller, name: str) -> QueueInfo | None:
-    """A queue, if it is there."""
     try:
         info: QueueInfo = caller.call(DescribeQueue(name=name))
         return info
@@ -361,7 +360,6 @@ class _QueueImport:
         self._dedup_ids: set[tuple[str | None, str]] = set()
 
     def add(self, where: str, message: MessageLine) -> None:
-        """One more message."""
         needs = {each.name for each in self._line.channels} - self._begun - set(message.done_for)
         if needs:
             self._flush()

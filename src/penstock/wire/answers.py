@@ -211,7 +211,6 @@ def unpack_delivery(raw: msgspec.Raw) -> Any:
 
 
 def unpack_failure(raw: msgspec.Raw) -> PenstockError:
-    """The error in an answer."""
     try:
         return unpack_error(_decode_error(raw))
     except UNREADABLE as error:

@@ -151,7 +151,6 @@ class _Parts:
         """Nothing is held back."""
 
     def taken(self) -> list[bytes | memoryview]:
-        """Everything that was written."""
         self._put_together()
         return self._parts
 

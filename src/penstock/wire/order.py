@@ -63,7 +63,6 @@ class CallLine(Generic[AnyCall, AnyPlace]):
         return not self.waiting and self.probe is None and self.is_clear(place)
 
     def left(self, place: AnyPlace) -> None:
-        """A call has gone to a place."""
         self.unanswered += 1
         self.place = place
 

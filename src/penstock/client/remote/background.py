@@ -243,7 +243,6 @@ class ThreadedCaller:
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Say goodbye."""
         if self._background.pid == os.getpid():
             self._background.run(self._remote.close())
 
@@ -268,5 +267,4 @@ class ThreadedCaller:
 
     @property
     def transport(self) -> TransportName | None:
-        """The transport in use."""
         return self._remote.transport

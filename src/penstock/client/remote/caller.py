@@ -382,7 +382,6 @@ class RemoteCaller(Calling):
     # -- a link is heard --
 
     def answered(self, now_ms: int, answers: list[Answer]) -> None:
-        """Answers came."""
         if now_ms:
             self._server_ms, self._server_heard_s = now_ms, time.monotonic()
         for number, kind, value in answers:
@@ -467,7 +466,6 @@ class RemoteCaller(Calling):
         self.flush()
 
     def lost(self, link: Link, error: Exception) -> None:
-        """The link is no more."""
         if link is self._link:
             self._link, self._has_lost = None, True
             log.warning("%s; connecting again", error)

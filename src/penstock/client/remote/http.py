@@ -47,7 +47,6 @@ class HttpConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext | None) -> HttpConnection:
-        """A connection."""
         loop = asyncio.get_running_loop()
         host, name = address.ip or address.host, address.host if tls else None
         _, connection = await loop.create_connection(
@@ -79,7 +78,6 @@ class HttpConnection(asyncio.Protocol):
             self._waiter = None
 
     def close(self) -> None:
-        """End the connection."""
         self._keep = False
         if self._socket is not None:
             self._socket.close()
@@ -87,11 +85,9 @@ class HttpConnection(asyncio.Protocol):
     # -- what asyncio does --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
         self._socket = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._heard = True
         if self._parser is None:
             self.close()  # nobody asked
@@ -103,7 +99,6 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over."""
         self._keep = False
         self._fail(f"the connection ended: {error or 'the other side closed it'}")
 
@@ -118,11 +113,9 @@ class HttpConnection(asyncio.Protocol):
             self._response.content_type = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """All is there."""
         assert self._parser is not None
         self._response.status = self._parser.get_status_code()
         self._response.body = b"".join(self._parts)

@@ -206,7 +206,6 @@ class MemberCaller(RemoteCaller):
         super()._fail_all(unsent, sent)
 
     def lost(self, link: Link, error: Exception) -> None:
-        """The link is no more."""
         is_mine = link is self._link
         super().lost(link, error)
         if is_mine:

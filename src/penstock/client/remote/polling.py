@@ -77,7 +77,6 @@ async def connect_long_poll(address: Address, options: Options, listener: Listen
 
 
 async def connect_poll(address: Address, options: Options, listener: Listener) -> PollLink:
-    """A link by plain poll."""
     return await _connect("poll", address, options, listener)
 
 

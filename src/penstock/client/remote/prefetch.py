@@ -94,7 +94,6 @@ class HeldSpans:
             at += len(kept)
 
     def clear(self) -> None:
-        """Nothing is held."""
         self._firsts.clear()
         self._spans.clear()
 
@@ -296,7 +295,6 @@ class Prefetcher:
             waiter.outstanding.settle(None, error)
 
     def pushed(self, delivery: KeyedDelivery) -> None:
-        """Messages came."""
         self._leases_last(delivery.deadline_ms - delivery.received_ms)
         for run in delivery.runs:
             self._held.add(run.spans())

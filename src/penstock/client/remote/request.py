@@ -243,7 +243,6 @@ class _Group:
         return True
 
     def merged(self) -> Outstanding:
-        """All of them as one."""
         if len(self._parts) == 1:
             return self._parts[0]
         first = self._sends[0]

@@ -595,7 +595,6 @@ class RoutedCaller(Calling):
             del self._opening[address]
 
     def linked(self, member: MemberCaller) -> None:
-        """A connection stands."""
         if self._closed:
             return
         self._members[member.address] = member

@@ -109,7 +109,6 @@ class Stream:
     # -- for the caller --
 
     def pushed(self, delivery: KeyedDelivery) -> None:
-        """Messages came."""
         credit = self._credit
         for run in delivery.runs:
             credit -= run.stop - run.start
@@ -131,7 +130,6 @@ class Stream:
         self._resolve()
 
     def resume(self) -> None:
-        """There is a link again."""
         if self._carrier.can_push:
             self._push_target.ask()
         else:

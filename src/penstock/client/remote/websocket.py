@@ -188,7 +188,6 @@ class WebsocketLink(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._heard_s = self._loop.time()
         if self._frames is not None and self._can_send:
             messages, data, _ = self._frames.split(data)
@@ -233,7 +232,6 @@ class WebsocketLink(asyncio.Protocol):
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over."""
         self._stop_beating()
         if not self._gone.done():
             self._gone.set_result(None)
@@ -245,11 +243,9 @@ class WebsocketLink(asyncio.Protocol):
             self._listener.lost(self, over)
 
     def pause_writing(self) -> None:
-        """The socket is full."""
         self._has_room = self.is_writable = False
 
     def resume_writing(self) -> None:
-        """The socket takes more."""
         self._has_room, self.is_writable = True, self._can_send
         if self._is_open and self._can_send:
             self._listener.writable()
@@ -396,7 +392,6 @@ class BusyPoll:
             self._loop.call_soon(self._look)
 
     def rest(self) -> None:
-        """It has come."""
         self._until = 0.0
 
     def _look(self) -> None:

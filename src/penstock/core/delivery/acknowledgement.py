@@ -143,7 +143,6 @@ class AckedLately:
         """Sequence number -> attempt, the last acked at the end."""
 
     def add(self, first: int, stop: int, attempt: int) -> None:
-        """A run of messages was acked."""
         known = self._attempts
         for sequence in range(max(first, stop - _ACKED_KNOWN), stop):
             known[sequence] = attempt

@@ -73,7 +73,6 @@ class Attempts:
         return runs, deadline_ms
 
     def remember(self, attempt_id: str, runs: Iterable[Run], expires_ms: int) -> None:
-        """Remember what a receive with an attempt id was given."""
         record = AttemptRecord([span for run in runs for span in run.spans()], expires_ms)
         self.known[attempt_id] = record
         self.write_buffer.changes.put_record(self._key(attempt_id), msgspec.msgpack.encode(record))
@@ -86,13 +85,11 @@ class Attempts:
             self.forget(attempt_id)
 
     def restore(self, attempt_id: str, data: bytes) -> None:
-        """Take an attempt id back from its record."""
         record = msgspec.msgpack.decode(data, type=AttemptRecord)
         self.known[attempt_id] = record
         self.queue.broker.schedule(record.expires_ms, "attempt", self.channel, attempt_id)
 
     def forget(self, attempt_id: str) -> None:
-        """An attempt id is over."""
         del self.known[attempt_id]
         self.write_buffer.changes.delete_record(self._key(attempt_id))
 
@@ -562,7 +559,6 @@ class Channel:
         self._dirty[self] = None
 
     def save(self) -> None:
-        """Write the channel's record."""
         if self.acked != self._counted_acked or self.failed != self._counted_failed or self.dead != self._counted_dead:
             self.count()
         parts = [
@@ -609,7 +605,6 @@ class Channel:
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
-        """Take an entry back from its record."""
         window = self.window(lane)
         entry = window.add_encoded(base, data)
         if not self.queue.is_fifo:

@@ -291,17 +291,14 @@ class Columns:
     # -- questions about one row, or a few --
 
     def state_at(self, row: int) -> int:
-        """The state of one message."""
         found: int = self._state[row]
         return found
 
     def attempts_at(self, row: int) -> int:
-        """How often one message was handed out."""
         found: int = self._attempts[row]
         return found
 
     def first_ms_at(self, row: int) -> int:
-        """When one message was handed out first."""
         found: int = self._first_ms[row]
         return found
 

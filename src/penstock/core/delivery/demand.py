@@ -122,7 +122,6 @@ class WaitQueue:
         return iter(self.waiters)
 
     def join(self, waiter: Waiter) -> None:
-        """Wait at the end of the wait queue."""
         self.waiters.append(waiter)
         waiter.is_queued = True
 

@@ -57,7 +57,6 @@ class Cursor:
             self.caught_up = True
 
     def restart(self, sequence: int, ahead: int) -> None:
-        """Go on from another place."""
         self.sequence, self.ahead = sequence, ahead
         self.upcoming.clear()
         self.caught_up = ahead == 0
@@ -213,7 +212,6 @@ class Window:
                 self._compact()
 
     def clear(self) -> None:
-        """Nothing is in work any more."""
         self.again.clear()
         self.fresh.clear()
         self.whole_deadlines.clear()
@@ -231,7 +229,6 @@ class Window:
         self.columns.keep(np.concatenate([np.zeros(0, dtype=np.intp), *parts]))
 
     def find(self, sequence: int) -> Entry | None:
-        """The entry that holds a sequence number."""
         at = bisect_right(self.bases, sequence) - 1
         if at < 0:
             return None

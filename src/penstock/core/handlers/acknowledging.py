@@ -38,7 +38,6 @@ class Acknowledging:
         self.broker = broker
 
     def ack(self, command: Ack) -> Settled:
-        """Messages are done."""
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         spans = self.spans_of(command, channel)

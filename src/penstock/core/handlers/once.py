@@ -52,7 +52,6 @@ class Marks:
         return -1 if mark is None else mark.number
 
     def set_outbox(self, name: str, number: int, now_ms: int, changes: Changes) -> None:
-        """An outbox was done up to a number."""
         self._outboxes[name] = mark = Mark(number, now_ms)
         changes.put_record(keys.record(Kind.MARK, _OUTBOXES, name.encode()), msgspec.msgpack.encode(mark))
 
@@ -75,7 +74,6 @@ class Marks:
             raise InvalidRequest(f"a mark's number is {number}: it must be from 0 to 2^63 - 1")
 
     def set(self, name: str, number: int, now_ms: int, changes: Changes) -> None:
-        """Work was done."""
         self._known.pop(name, None)
         self._known[name] = mark = Mark(number, now_ms)
         changes.put_record(_key(name), msgspec.msgpack.encode(mark))
@@ -85,7 +83,6 @@ class Marks:
             changes.delete_record(_key(oldest))
 
     def restore(self, records: list[tuple[bytes, bytes]]) -> None:
-        """Take the marks back from their records."""
         found: dict[int, list[tuple[str, Mark]]] = {_NAMES: [], _OUTBOXES: []}
         for key, data in records:
             found[keys.number_of(key)].append((key[9:].decode(), msgspec.msgpack.decode(data, type=Mark)))
@@ -208,7 +205,6 @@ class OnceMemory:
         return None if client is None else client.seen_ms + DEDUP_WINDOW_MS
 
     def forget(self, name: str, changes: Changes) -> None:
-        """Forget a client."""
         if self._clients.pop(name, None) is not None:
             self.unsaved.pop(name, None)
             changes.records[_PREFIX + name.encode()] = None

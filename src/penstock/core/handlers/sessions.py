@@ -163,7 +163,6 @@ class SessionRegister:
         self._hearing_ms = now_ms
 
     def restore(self, number: int, data: bytes) -> None:
-        """Take a session back from its record."""
         session = self.broker.sessions[number] = msgspec.msgpack.decode(data, type=Session)
         self._hearing_ms = now_ms = self.broker.now_ms
         if session.seen_ms > now_ms:  # the clock was ahead

@@ -41,7 +41,6 @@ class Dedup:
         return known[0] if known is not None and known[1] > now_ms else None
 
     def remember(self, key: DedupKey, sequence: int, now_ms: int) -> None:
-        """A message with this id was accepted."""
         self._note(key, sequence, now_ms + DEDUP_WINDOW_MS)
 
     def _note(self, key: DedupKey, sequence: int, expires_ms: int) -> None:

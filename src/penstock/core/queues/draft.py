@@ -69,8 +69,6 @@ class Messages:
         return size + sum(len(value or b"") for value in self.attributes or ())
 
     def only(self, indexes: list[int]) -> Messages:
-        """Some of the messages."""
-
         def pick(values: list[Any] | None) -> list[Any] | None:
             return None if values is None else [values[index] for index in indexes]
 
@@ -135,7 +133,6 @@ class Draft:
         return first
 
     def seal(self) -> Chunk:
-        """The chunk."""
         messages = self._parts[0] if len(self._parts) == 1 else self._merged()
         return Chunk.of(
             self.base,

@@ -36,12 +36,10 @@ class Origin(msgspec.Struct, frozen=True):
     failures: list[Failure]
 
     def encode(self) -> bytes:
-        """The form in which a chunk carries it."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Origin:
-        """Read what `encode` has written."""
         return msgspec.msgpack.decode(data, type=cls)
 
 

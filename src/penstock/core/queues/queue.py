@@ -876,7 +876,6 @@ class Queue:
         self.write_buffer.changes.put_record(record_key, msgspec.msgpack.encode(self.consumers[name]))
 
     def delete_consumer(self, name: str) -> None:
-        """A consumer goes."""
         del self.consumers[name]
         self.write_buffer.changes.delete_record(keys.record(Kind.CONSUMER, self.id, name.encode()))
         self.sweep()
@@ -1171,7 +1170,6 @@ class Queue:
         return total
 
     def info(self) -> QueueInfo:
-        """The queue, described."""
         ids = [channel.id for channel in self.channels.values()]
         return QueueInfo(
             self.name,
@@ -1230,7 +1228,6 @@ class Queue:
             self.touch()
 
     def save_config(self) -> None:
-        """Write the queue's name and configuration."""
         settings = stored_settings(self.config, self.later_settings)
         record = QueueRecord(self.name, settings, self.created_ms, self.changed_ms, self.held_from, self.needs)
         self.write_buffer.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
@@ -1248,7 +1245,6 @@ class Queue:
         return queue
 
     def restore_counters(self, data: bytes) -> None:
-        """Take the counters back from their record."""
         counters = _COUNTERS.unpack_from(data)
         self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
         self.lanes = list(data[_COUNTERS.size :])
@@ -1263,7 +1259,6 @@ class Queue:
         self._busy_moved = self.sent + sum(channel.acked for channel in self.channels.values())
 
     def restore_consumer(self, name: str, data: bytes) -> None:
-        """Take a consumer back from its record."""
         consumer = self.consumers[name] = msgspec.msgpack.decode(data, type=Consumer)
         if consumer.seen_ms > self.broker.now_ms:  # the clock was ahead
             consumer.seen_ms = self.broker.now_ms

@@ -50,7 +50,6 @@ class Changes:
         self.chunks[key] = chunk
 
     def put_record(self, key: bytes, value: bytes) -> None:
-        """Write a state record, replacing the one of that key."""
         self.records[key] = value
 
     def delete_record(self, key: bytes) -> None:

@@ -103,7 +103,6 @@ class PackedBodies(Sequence[bytes]):
 
     @classmethod
     def join(cls, parts: Sequence[PackedBodies]) -> PackedBodies:
-        """Several batches as one."""
         length = parts[0]._length
         if length is not None and all(part._length == length for part in parts):
             return cls.even(b"".join([part.data for part in parts]), length)
@@ -142,7 +141,6 @@ class PackedBodies(Sequence[bytes]):
             start += count
 
     def longest(self) -> int:
-        """The length of the longest body."""
         return int(np.diff(self.offsets).max()) if self._length is None else self._length
 
 
@@ -170,18 +168,15 @@ class BinaryColumn:
         return bytes(self.data[self.offsets[index] : self.offsets[index + 1]]) or None
 
     def values(self) -> list[bytes | None]:
-        """Every message's value."""
         bounds = self.offsets.tolist()
         data = bytes(self.data)
         return [data[low:high] or None for low, high in pairwise(bounds)]
 
     def slice(self, start: int, stop: int) -> BinaryColumn:
-        """The values of some of the messages."""
         offsets = self.offsets[start : stop + 1]
         return BinaryColumn(offsets - offsets[0], memoryview(self.data)[offsets[0] : offsets[-1]])
 
     def parts(self) -> list[Buffer]:
-        """The stored form."""
         length = self.offsets.nbytes + len(self.data)
         return [self.offsets.tobytes(), self.data, bytes(-length % 8)]
 
@@ -297,7 +292,6 @@ class Chunk:
         return self.base + index
 
     def body(self, index: int) -> bytes:
-        """One message's body."""
         if self._values is not None:
             return bytes(self._values[index])
         if self._offsets is None:
@@ -306,7 +300,6 @@ class Chunk:
         return bytes(self.bodies[offsets[index] : offsets[index + 1]])
 
     def body_list(self, start: int = 0, stop: int | None = None) -> list[bytes]:
-        """The bodies of some of the messages."""
         stop = self.count if stop is None else stop
         if self._values is not None:
             return self._values[start:stop]
@@ -315,23 +308,19 @@ class Chunk:
         return [bytes(data[low:high]) for low, high in pairwise(bounds)]
 
     def attributes(self, index: int) -> bytes | None:
-        """One message's encoded attributes."""
         return self._value(Section.ATTRIBUTES, index)
 
     def group(self, index: int) -> str | None:
-        """One message's group."""
         value = self._value(Section.GROUPS, index)
         return None if value is None else value.decode()
 
     def group_list(self) -> list[str | None]:
-        """Every message's group."""
         column = self._columns.get(Section.GROUPS)
         if column is None:
             return [None] * self.count
         return [None if value is None else value.decode() for value in column.values()]
 
     def dedup_id(self, index: int) -> str | None:
-        """One message's dedup id."""
         value = self._value(Section.DEDUP_IDS, index)
         return None if value is None else value.decode()
 

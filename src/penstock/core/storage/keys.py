@@ -52,12 +52,10 @@ def lane_code(kind: LaneKind, priority: int, channel_id: int = 0) -> int:
 
 
 def lane_kind(lane: int) -> int:
-    """The kind in a lane's code."""
     return lane >> 4 & 0xF
 
 
 def lane_priority(lane: int) -> int:
-    """The priority in a lane's code."""
     return lane & 0xF
 
 
@@ -88,7 +86,6 @@ class ChunkKey:
 
     @classmethod
     def unpack(cls, packed: bytes) -> ChunkKey:
-        """Take a stored key apart."""
         return cls(*_CHUNK.unpack(packed))
 
     def moved(self, lane: int) -> ChunkKey:
@@ -179,12 +176,10 @@ def record(kind: Kind, number: int = 0, rest: bytes = b"") -> bytes:
 
 
 def number_of(key: bytes) -> int:
-    """The number in a record's key."""
     return int.from_bytes(key[1:9], "big")
 
 
 def channel_record(queue_id: int, channel_id: int) -> bytes:
-    """Key of a channel."""
     return record(Kind.CHANNEL, queue_id, channel_id.to_bytes(4, "big"))
 
 
@@ -210,7 +205,6 @@ def lane_entries(queue_id: int, channel_id: int, lane: int) -> bytes:
 
 
 def bucket_record(queue_id: int, lane: int, order: int) -> bytes:
-    """Key of a due bucket."""
     return _BUCKET.pack(Kind.BUCKET, queue_id, lane, order)
 
 
@@ -241,7 +235,6 @@ def dedup_bucket(queue_id: int, bucket: int) -> bytes:
 
 
 def segment_record(queue_id: int, lane: int, first: int) -> bytes:
-    """Key of a segment."""
     return _SEGMENT.pack(Kind.SEGMENT, queue_id, lane, first)
 
 

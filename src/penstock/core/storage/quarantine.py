@@ -29,7 +29,6 @@ class Quarantine:
         return queue_id in self._what
 
     def add(self, queue_id: int, what: str) -> None:
-        """Something of a queue is damaged."""
         reasons = self._what.setdefault(queue_id, [])
         if what not in reasons:
             reasons.append(what)
@@ -50,7 +49,6 @@ class Quarantine:
         return list(self._names.items())
 
     def name_of(self, queue_id: int) -> str | None:
-        """The name of a queue that is not served, if it is known."""
         return self._name_of.get(queue_id)
 
     def label(self, queue_id: int) -> str:
@@ -58,7 +56,6 @@ class Quarantine:
         return self._name_of.get(queue_id) or f"#{queue_id} (its name is not readable)"
 
     def reason(self, queue_id: int) -> str:
-        """What is wrong with a queue."""
         reasons = self._what[queue_id]
         return reasons[0] if len(reasons) == 1 else f"{reasons[0]}, and {len(reasons) - 1} more"
 

@@ -236,7 +236,6 @@ class _Repair:
         self._queue.channels = {channel.name: channel for channel in self._channels.values()}
 
     def _known_channels(self) -> set[int]:
-        """The channels that something is left of."""
         found = {int.from_bytes(key[9:13], "big") for kind in (Kind.CHANNEL, Kind.ENTRY) for key, _ in self._of(kind)}
         found |= {int.from_bytes(key[9:13], "big") for key in self._damaged or () if key[0] == Kind.CHANNEL}
         found |= {keys.lane_channel(key.lane) for key in self._chunks} - {0}

@@ -85,11 +85,9 @@ class Segments:
         self.unsaved: dict[Segment, None] = {}
 
     def of(self, queue_id: int) -> list[Segment]:
-        """The segments of a queue."""
         return self.by_queue.get(queue_id, [])
 
     def of_key(self, key: ChunkKey) -> Segment | None:
-        """The segment that a chunk is in."""
         found = self.by_queue.get(key.queue_id)
         if found is None or key.order or key.lane >> 4:  # of a kind other than NORMAL, or of a channel
             return None
@@ -112,19 +110,16 @@ class Segments:
                 del self.by_queue[segment.queue_id]
 
     def drop(self, queue_id: int, changes: Changes) -> None:
-        """All chunks of a queue go."""
         for segment in self.by_queue.pop(queue_id, []):
             self.unsaved.pop(segment, None)
         changes.drop(keys.record(keys.Kind.SEGMENT, queue_id))
 
     def save(self, changes: Changes) -> None:
-        """Write what has changed."""
         for segment in self.unsaved:
             changes.records[segment.record_key] = msgspec.msgpack.encode(segment.record) if segment.left > 0 else None
         self.unsaved.clear()
 
     def restore(self, key: bytes, data: bytes) -> Segment:
-        """Take a segment back from its record."""
         segment = Segment(*keys.unpack_segment(key), msgspec.msgpack.decode(data, type=SegmentRecord))
         insort(self.by_queue.setdefault(segment.queue_id, []), segment, key=_first_of)
         return segment

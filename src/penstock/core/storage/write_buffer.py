@@ -40,7 +40,6 @@ class WriteBuffer:
     # -- chunks --
 
     def put(self, key: ChunkKey, chunk: Chunk) -> None:
-        """Write a chunk with the next commit."""
         packed = key.packed
         cache = self._cache
         segment = self.segments.of_key(key) if self.segments.by_queue else None
@@ -154,7 +153,6 @@ class WriteBuffer:
         return [ChunkKey.unpack(key) for key in sorted(found)[:limit]]
 
     def drop_chunks(self, queue_id: int) -> None:
-        """Delete every chunk of a queue with the next commit."""
         self.segments.drop(queue_id, self.changes)
         self.changes.drop(keys.queue_chunks(queue_id))
         prefix = keys.queue_chunks(queue_id)

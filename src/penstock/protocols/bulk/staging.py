@@ -65,7 +65,6 @@ class NewPiece:
         self._nbytes = 0
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """What comes next."""
         nbytes = sum(map(len, parts))
         self._staging.account(self._token, nbytes)
         self._nbytes += nbytes
@@ -116,7 +115,6 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        """How much is staged."""
         return sum(self._sizes.values())
 
     def begin(self, token: str, piece: str) -> NewPiece:
@@ -148,7 +146,6 @@ class Staging:
                 self._sizes[token] = max(0, self._sizes.get(token, 0) + nbytes)
 
     def _check_room(self, token: str) -> None:
-        """Whether there may be one more token."""
         if len(self._sizes) >= TOKENS_MAX:
             raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
         owner = owner_of(token)
@@ -156,7 +153,6 @@ class Staging:
             raise OverLimit(f"you have {OWNED_TOKENS_MAX} writes staged already: publish or abort some of yours first")
 
     def forget_empty(self, token: str) -> None:
-        """Forget a token under which there is nothing."""
         with self._lock:
             if _is_removed(self._directory(token)):
                 self._sizes.pop(token, None)
@@ -202,7 +198,6 @@ class Staging:
 
 
 def remove(aside: Path) -> None:
-    """Remove the files of what was set aside."""
     shutil.rmtree(aside, ignore_errors=True)
 
 

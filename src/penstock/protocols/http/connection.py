@@ -217,7 +217,6 @@ class HttpConnection:
             self._pump()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client is gone, or we are."""
         self._is_closing = True
         self._transport = None
         self._parser = None
@@ -306,7 +305,6 @@ class HttpConnection:
         self.deadline = self._server.now + self._server.limits.body_timeout_s
 
     def resume_writing(self) -> None:
-        """The client reads again."""
         self._is_write_paused = False
         self._answers.let_go()
         self._wake_writer()
@@ -332,7 +330,6 @@ class HttpConnection:
         self._is_header_unchecked = True
 
     def on_url(self, piece: bytes) -> None:
-        """A piece of the target."""
         self._target += piece
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
@@ -394,7 +391,6 @@ class HttpConnection:
             self._body = bytearray(self._body) + piece
 
     def on_message_complete(self) -> None:
-        """A request is there."""
         if self._pace is not None:
             self._end_pace()
         if self._rejection is not None:
@@ -606,7 +602,6 @@ class HttpConnection:
         self._unsent.append(data)
 
     def flush(self) -> None:
-        """Write what is there to be written."""
         _flush([self])
 
     def has_hung_up(self) -> bool:
@@ -666,7 +661,6 @@ class HttpConnection:
     # -- limits --
 
     def expire(self) -> None:
-        """The deadline has passed."""
         self.deadline = _NEVER
         if self._is_write_paused or self._reading == _LINGER:
             self.leave()

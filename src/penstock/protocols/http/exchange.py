@@ -59,14 +59,12 @@ class BodyStream:
         return parts
 
     def feed(self, part: bytes) -> None:
-        """One more part came."""
         self._parts.append(part)
         self._nbytes += len(part)
         if self._nbytes >= BLOCK_BYTES:
             self._wake()
 
     def end(self) -> None:
-        """All of it is there."""
         self.is_complete = True
         self._wake()
 
@@ -340,5 +338,4 @@ Render = Callable[[int, str, str], Rendered]
 
 
 def render_plainly(status: int, code: str, reason: str) -> Rendered:
-    """A line of text."""
     return PLAIN_TEXT, f"{reason}\n".encode()

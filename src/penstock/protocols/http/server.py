@@ -121,7 +121,6 @@ class HttpServer:
 
     @property
     def connections_open(self) -> int:
-        """Connections now."""
         return len(self._connections) + len(self._upgraded)
 
     @property
@@ -195,7 +194,6 @@ class HttpServer:
         self._upgraded.add(upgraded)
 
     def forget(self, connection: HttpConnection) -> None:
-        """The connection is closed."""
         self._connections.discard(connection)
         self._changed.set()
 

@@ -94,18 +94,15 @@ class Registry:
 
     @property
     def name_count(self) -> int:
-        """Topics and channels known."""
         return len(self._topics) + self._channel_count
 
     @property
     def peer_count(self) -> int:
-        """Nodes connected."""
         return len(self._peers)
 
     # -- what nodes do --
 
     def add(self, peer: Peer) -> None:
-        """A node has introduced itself."""
         self._peers[peer] = None
 
     def remove(self, peer: Peer) -> None:
@@ -176,7 +173,6 @@ class Registry:
             raise TooManyNames(f"there are {self.name_count} topics and channels already: no more than that are kept")
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic with its channels."""
         for channel in self.channels(topic):
             self.delete_channel(topic, channel)
         self._channels.pop(topic, None)
@@ -204,15 +200,12 @@ class Registry:
     # -- what clients ask --
 
     def topics(self) -> list[str]:
-        """Every topic's name."""
         return sorted(self._topics)
 
     def has_topic(self, topic: str) -> bool:
-        """Whether this topic is known."""
         return topic in self._topics
 
     def channels(self, topic: str) -> list[str]:
-        """Every channel's name."""
         return sorted(self._channels.get(topic, ()))
 
     def producers(self, topic: str, now_s: float, order: Order | None = None, channel: str | None = None) -> list[Peer]:

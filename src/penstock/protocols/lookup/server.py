@@ -59,7 +59,6 @@ class LookupServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
-        """Listen; returns the port."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             lambda: LookupConnection(self),
@@ -76,7 +75,6 @@ class LookupServer:
         self.answer = msgspec.json.encode(answer)
 
     def stop(self) -> None:
-        """Close everything."""
         if self._listener is not None:
             self._listener.close()
         if self._timer is not None:
@@ -86,7 +84,6 @@ class LookupServer:
 
     @property
     def connections_open(self) -> int:
-        """Connections now."""
         return len(self._connections)
 
     def admit(self, connection: LookupConnection) -> bool:
@@ -95,7 +92,6 @@ class LookupServer:
         return len(self._connections) <= self._settings.connections_max
 
     def forget(self, connection: LookupConnection) -> None:
-        """A connection is closed."""
         self._connections.discard(connection)
 
     def _sweep(self, due_s: float = 0.0) -> None:
@@ -136,7 +132,6 @@ class LookupConnection(asyncio.Protocol):
             self._refuse(Refusal("E_INVALID", "too many connections"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The node is gone."""
         self._transport = None
         self._server.forget(self)
         if self._peer is not None:
@@ -176,7 +171,6 @@ class LookupConnection(asyncio.Protocol):
         self._apply_backpressure()
 
     def resume_writing(self) -> None:
-        """The node reads again."""
         self._is_write_paused = False
         self._apply_backpressure()
 

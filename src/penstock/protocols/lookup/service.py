@@ -64,7 +64,6 @@ class LookupApi:
         }
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer a request."""
         request = exchange.request
         try:
             route = find_route(self._routes, request)
@@ -76,15 +75,12 @@ class LookupApi:
             refuse(exchange, error)
 
     def ping(self, call: ApiCall) -> Answer:
-        """The service is there."""
         return "OK"
 
     def info(self, call: ApiCall) -> Answer:
-        """Which service it is."""
         return {"version": self._version}
 
     def topics(self, call: ApiCall) -> Answer:
-        """Every topic."""
         return {"topics": self._registry.topics()}
 
     def channels(self, call: ApiCall) -> Answer:
@@ -92,7 +88,6 @@ class LookupApi:
         return {"channels": self._registry.channels(call.arguments.needed("topic"))}
 
     def lookup(self, call: ApiCall) -> Answer:
-        """Where a topic is."""
         topic = call.arguments.needed("topic")
         order = call.arguments.text("order")
         if order is not None and order not in ORDERS:
@@ -103,7 +98,6 @@ class LookupApi:
         return {"channels": self._registry.channels(topic), "producers": [_producer(peer) for peer in found]}
 
     def nodes(self, call: ApiCall) -> Answer:
-        """Every node, with its topics."""
         found = self._registry.nodes(time.monotonic())
         return {
             "producers": [_producer(peer) | {"tombstones": hidden, "topics": topics} for peer, topics, hidden in found]
@@ -114,7 +108,6 @@ class LookupApi:
         self._registry.create(call.arguments.name("topic", "INVALID_ARG_TOPIC"))
 
     def delete_topic(self, call: ApiCall) -> Answer:
-        """Forget a topic, and its channels."""
         self._registry.delete_topic(call.arguments.needed("topic"))
 
     def tombstone(self, call: ApiCall) -> Answer:
@@ -127,7 +120,6 @@ class LookupApi:
         self._registry.create(*call.arguments.topic_and_channel())
 
     def delete_channel(self, call: ApiCall) -> Answer:
-        """Forget a channel."""
         if not self._registry.delete_channel(*call.arguments.topic_and_channel()):
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 

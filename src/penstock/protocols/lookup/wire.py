@@ -146,12 +146,10 @@ class ResponseReader:
 
 
 def response(text: bytes) -> bytes:
-    """What a service answers."""
     return _SIZE.pack(len(text)) + text
 
 
 def identify(identity: msgspec.Struct) -> bytes:
-    """A node's introduction."""
     return _bodied("IDENTIFY", msgspec.json.encode(identity))
 
 

@@ -205,7 +205,6 @@ def _set_features(terms: Terms, asked: _Asked, settings: NsqSettings, has_tls: b
 
 
 def answer(terms: Terms, settings: NsqSettings, version: str, *, auth_required: bool) -> bytes:
-    """What the client is told, as JSON."""
     told: dict[str, Any] = {
         "max_rdy_count": settings.ready_max,
         "version": version,

@@ -64,7 +64,6 @@ class Deflate:
         self._has_more = False
 
     def pack(self, data: bytes | memoryview) -> bytes:
-        """Compress what is sent."""
         return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
     def add(self, data: bytes) -> None:
@@ -104,7 +103,6 @@ class Snappy:
         self._is_identified = False
 
     def pack(self, data: bytes | memoryview) -> bytes:
-        """Compress what is sent."""
         packed: bytes = self._packer.add_chunk(bytes(data))
         return packed
 
@@ -149,5 +147,4 @@ class Snappy:
 
 
 def has_snappy() -> bool:
-    """Whether python-snappy is installed."""
     return snappy is not None

@@ -164,7 +164,6 @@ class Connection(asyncio.Protocol):
     # -- the transport --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
         self._transport = cast("asyncio.Transport", transport)
         self.client = Client(_address(self._transport), self._endpoint.time_s())
         if not self._endpoint.admit(self, transport):
@@ -175,7 +174,6 @@ class Connection(asyncio.Protocol):
         self._restart_beat()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone: so is the session."""
         if self._is_lost:
             return
         self._is_ending = self._is_lost = True
@@ -207,7 +205,6 @@ class Connection(asyncio.Protocol):
             self._topics.leave(self.client, self._topic, self._channel)
 
     def data_received(self, data: bytes) -> None:
-        """Something was read."""
         if self._is_ending:
             return
         now_s = self._loop.time()
@@ -238,7 +235,6 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _feed(self, data: bytes) -> None:
-        """Handle the commands that are whole now."""
         parser = self._parser
         commands = parser.feed(data)
         if commands:
@@ -336,7 +332,6 @@ class Connection(asyncio.Protocol):
         self._give_room(0)
 
     def resume_writing(self) -> None:
-        """The client has read."""
         self._stuck_s = None
         self._unread_bytes = 0
         self._held.let_go(self._held_unread_bytes)
@@ -413,7 +408,6 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(LINGER_S, self.abort)
 
     def abort(self) -> None:
-        """Hang up at once."""
         if not self._is_lost:
             self._transport.abort()
 
@@ -775,7 +769,6 @@ class Connection(asyncio.Protocol):
         self._deliveries.append(delivery)
 
     def settle(self) -> None:
-        """Write what was handed out."""
         if not self._deliveries:
             return
         deliveries, self._deliveries = self._deliveries, []

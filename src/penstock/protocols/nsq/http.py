@@ -347,7 +347,6 @@ class NsqHttp:
     # -- options --
 
     def show_option(self, call: ApiCall) -> Answer:
-        """The value of an option."""
         authorize_kinds(call.principal, _EVERY_TOPIC, ChangeQueue)
         option = _OPTIONS.get(_option(call))
         if option is None:

@@ -67,11 +67,9 @@ class Arguments:
             self._values.setdefault(name, value)
 
     def text(self, name: str) -> str | None:
-        """The first value of an argument."""
         return self._values.get(name)
 
     def needed(self, name: str) -> str:
-        """The first value of an argument that must be there."""
         value = self._values.get(name)
         if value is None:
             raise ApiError(400, f"MISSING_ARG_{name.upper()}")
@@ -113,7 +111,6 @@ Routes = Mapping[str, Mapping[str, Route]]
 
 
 def find_route(routes: Routes, request: Request) -> Route:
-    """What answers a request."""
     methods = routes.get(request.path)
     if methods is None:
         raise ApiError(404, "NOT_FOUND")
@@ -124,7 +121,6 @@ def find_route(routes: Routes, request: Request) -> Route:
 
 
 def respond(exchange: Exchange, answer: Answer) -> None:
-    """Answer a request."""
     exchange.outcome = "ok"
     if answer is None:
         exchange.respond(200, _TEXT, b"")
@@ -135,12 +131,10 @@ def respond(exchange: Exchange, answer: Answer) -> None:
 
 
 def refuse(exchange: Exchange, error: ApiError) -> None:
-    """Answer a request with an error."""
     exchange.outcome = error.message
     exchange.respond(error.status, (*_JSON, *error.headers), msgspec.json.encode({"message": error.message}))
 
 
 def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> None:
-    """Answer a request that is not let in."""
     exchange.outcome = code
     exchange.respond(status, _JSON, msgspec.json.encode({"message": reason}))

@@ -83,7 +83,6 @@ class LookupRegistration:
 
     @property
     def peers(self) -> list[LookupPeer]:
-        """The connections to them."""
         return list(self._peers.values())
 
     def start(self, addresses: Iterable[str]) -> None:
@@ -206,7 +205,6 @@ class LookupPeer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Hang up."""
         self._task.cancel()
 
     async def _keep_connected(self) -> None:

@@ -59,7 +59,6 @@ class Endpoint:
         return True
 
     def dismiss(self, connection: Connection) -> None:
-        """A connection is gone."""
         self.connections.discard(connection)
 
     def time_s(self) -> float:

@@ -90,7 +90,6 @@ class LatencyWindow:
             self._current(now_s)[_bucket(latency_ms)] += count
 
     def result(self, now_s: float) -> LatencyResult:
-        """The percentiles now."""
         return result_of([self], self.percentiles, now_s)
 
     def counts(self, now_s: float) -> NDArray[np.uint64]:
@@ -152,7 +151,6 @@ def _bucket(latency_ms: float) -> int:
 
 
 def _middle_ms(bucket: int) -> float:
-    """The geometric middle of a bucket."""
     return 0.0 if bucket == 0 else float(_FLOOR_MS * 2 ** ((bucket - 0.5) / _PER_DOUBLING))
 
 
@@ -263,7 +261,6 @@ class Latencies:
             topics.listeners.append(self._changed)
 
     def of_channel(self, topic: str, channel: str, now_s: float) -> LatencyResult:
-        """The percentiles of a channel."""
         window = self._windows.get(topic, {}).get(channel)
         return result_of(() if window is None else (window,), self.percentiles, now_s)
 
@@ -449,7 +446,6 @@ class StatsReport:
 
 
 def memory() -> MemoryDocument:
-    """The process now."""
     runs = sum(generation["collections"] for generation in gc.get_stats())
     return MemoryDocument(sys.getallocatedblocks(), 0, _resident_bytes(), 0, 0, 0, 0, 0, runs)
 

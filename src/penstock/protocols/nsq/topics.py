@@ -106,7 +106,6 @@ class Topics:
     # -- what is there --
 
     def clients(self, topic: str, channel: str) -> list[Client]:
-        """Who is subscribed to a channel."""
         return list(self._clients.get((topic, channel), ()))
 
     def subscribed(self) -> dict[str, list[str]]:
@@ -158,7 +157,6 @@ class Topics:
         return Send(queue=topic, bodies=bodies, delay_ms=delay_ms, channels=(), config=self.config_of(topic))
 
     async def publish(self, topic: str, bodies: list[bytes] | PackedBodies, delay_ms: int | None = None) -> Sent:
-        """Publish messages. They are on the disk when this returns."""
         sent: Sent = await self.shard.call(self.send(topic, bodies, delay_ms))
         return sent
 
@@ -242,11 +240,9 @@ class Topics:
         self.producers.pop(client, None)
 
     def requeued(self, topic: str, channel: str, count: int) -> None:
-        """Messages came back."""
         self.requeues[topic, channel] = self.requeues.get((topic, channel), 0) + count
 
     def finished(self, topic: str, channel: str, sent: list[tuple[int, int]]) -> None:
-        """Messages are done: how many were sent when."""
         for listener in self.finish_listeners:
             listener(topic, channel, sent)
 

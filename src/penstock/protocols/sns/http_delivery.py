@@ -45,7 +45,6 @@ class Endpoint(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """As the header Host has it."""
         shown = f"[{self.host}]" if ":" in self.host else self.host
         return shown if self.port == _PORTS["https" if self.is_tls else "http"] else f"{shown}:{self.port}"
 
@@ -101,14 +100,12 @@ class HttpTargets:
                 self._names.append(each.lower().rstrip("."))
 
     def allows_name(self, host: str) -> bool:
-        """Whether a host is listed by its name."""
         name = host.lower().rstrip(".")
         return self._all or any(
             name.endswith(each[1:]) if each.startswith("*.") else name == each for each in self._names
         )
 
     def allows_address(self, address: str) -> bool:
-        """Whether an address is listed."""
         found = _address(address)
         return (
             self._all
@@ -207,7 +204,6 @@ class _Connection:
         return not self._reader.at_eof() and time.monotonic() - self.used_s < _IDLE_S_MAX
 
     def close(self) -> None:
-        """End it."""
         self._writer.close()
 
 
@@ -303,7 +299,6 @@ class Pace:
         self._next_s = 0.0
 
     async def turn(self, per_second: int | None) -> None:
-        """Wait for one's turn."""
         if per_second is None:
             return
         now_s = time.monotonic()

@@ -97,7 +97,6 @@ class ActionsBase:
         return self._queue(_UNCHECKED, arn)
 
     async def _there(self, queue: str, subscription_id: str) -> tuple[Topic, Subscription]:
-        """A subscription that is there, and its topic."""
         try:
             info, topic = await self._topics.find(queue)
         except QueueNotFound:

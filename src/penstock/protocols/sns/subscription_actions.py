@@ -306,7 +306,6 @@ class SubscriptionActions(TopicActions):
         return {"Attributes": shown | own}
 
     async def SetSubscriptionAttributes(self, caller: Caller, members: Members) -> Result:
-        """Change an attribute of a subscription."""
         queue, subscription_id = self._subscription(caller, members, ChangeQueue)
         attribute, value = text_of(members, "AttributeName"), str(members.get("AttributeValue", ""))
         _, there = await self._there(queue, subscription_id)

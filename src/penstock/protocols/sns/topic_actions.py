@@ -217,7 +217,6 @@ class TopicActions(ActionsBase):
         return {"Attributes": found | {name: value for name, value in topic.attributes.items() if value}}
 
     async def SetTopicAttributes(self, caller: Caller, members: Members) -> Result:
-        """Change an attribute of a topic."""
         queue = self._queue(caller, text_of(members, "TopicArn"), ChangeQueue)
         _, before = await self._topics.find(queue)
         had_archive = before.archived_since_ms > 0
@@ -340,7 +339,6 @@ class TopicActions(ActionsBase):
         return {}
 
     async def ListTagsForResource(self, caller: Caller, members: Members) -> Result:
-        """A topic's tags."""
         queue = self._queue(caller, text_of(members, "ResourceArn"), *TO_SEE)
         try:
             info, _ = await self._topics.find(queue)
@@ -375,7 +373,6 @@ def _policy(arn: str) -> str:
 
 
 def _checked_attribute(name: str, value: str, topic: str) -> str:
-    """An attribute's value as it is kept, or what is wrong with it."""
     if name not in _TOPIC_ATTRIBUTES or (name in _FIFO_ONLY - {"FifoTopic"} and not topic.endswith(".fifo")):
         raise invalid("AttributeName")
     if name in ("FifoTopic", "ContentBasedDeduplication") and value.lower() not in ("true", "false"):

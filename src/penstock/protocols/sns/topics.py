@@ -103,7 +103,6 @@ _subscription = msgspec.json.Decoder(Subscription)
 
 
 def encoded(record: Topic | Subscription) -> str:
-    """A record as a label."""
     return msgspec.json.encode(record).decode()
 
 
@@ -153,25 +152,20 @@ class Topics:
         self.arns = arns
 
     def arn(self, queue: str) -> str:
-        """The ARN of the topic that a queue is."""
         account, region, name = self.arns.outside(queue)
         return f"arn:aws:sns:{region}:{account}:{name.removeprefix(TOPIC_PREFIX)}"
 
     def account(self, queue: str) -> str:
-        """Whose topic a queue is."""
         return self.arns.outside(queue)[0]
 
     def is_topic(self, queue: str) -> bool:
-        """Whether a queue has the name of a topic."""
         return TOPIC_PREFIX in queue and is_topic(self.arns.outside(queue)[2])
 
     async def describe(self, queue: str) -> QueueInfo:
-        """The queue of a topic."""
         info: QueueInfo = await self._shard.call(DescribeQueue(name=queue))
         return info
 
     async def find(self, queue: str) -> tuple[QueueInfo, Topic]:
-        """A topic that is there."""
         info = await self.describe(queue)
         topic = topic_of(info.config.labels)
         if topic is None:

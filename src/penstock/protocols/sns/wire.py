@@ -145,14 +145,12 @@ def encode(action: str, result: dict[str, Any] | None, request_id: str) -> bytes
 
 
 def respond(exchange: Exchange, action: str, result: dict[str, Any] | None) -> None:
-    """Answer with a result."""
     exchange.outcome = "ok"
     headers = (("content-type", "text/xml"), ("x-amzn-requestid", exchange.request_id))
     exchange.respond(200, headers, encode(action, result, exchange.request_id))
 
 
 def respond_error(exchange: Exchange, error: SqsError) -> None:
-    """Answer with an error."""
     exchange.outcome = error.kind.code
     fault = "Sender" if error.kind.is_senders_fault else "Receiver"
     body = (

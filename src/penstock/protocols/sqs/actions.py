@@ -80,5 +80,4 @@ CHANGES = frozenset(
 
 
 def actions_of(service: Service) -> dict[str, Action]:
-    """The actions of a service by their names."""
     return {name: Action(name, request, getattr(service, name)) for name, request in REQUESTS.items()}

@@ -96,12 +96,10 @@ def invalid_value(value: object, parameter: str, reason: str) -> SqsError:
 
 
 def missing(parameter: str) -> SqsError:
-    """A parameter that has to be there."""
     return SqsError(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
 
 
 def no_such_queue() -> SqsError:
-    """A queue that is not there."""
     return SqsError(QUEUE_DOES_NOT_EXIST, NO_SUCH_QUEUE)
 
 

@@ -22,7 +22,6 @@ encode = _encoder.encode
 
 
 def malformed(error: Exception) -> SqsError:
-    """What to say of a request that is unreadable."""
     return SqsError(MALFORMED_INPUT, f"The request is not as the action needs it: {error}")
 
 

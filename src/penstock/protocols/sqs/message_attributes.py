@@ -219,7 +219,6 @@ def _value_bytes(value: AttributeValue) -> bytes:
 def to_stored(
     attributes: Mapping[str, AttributeValue] | None, system: Mapping[str, AttributeValue] | None
 ) -> dict[str, StoredValue]:
-    """Checked attributes as the store keeps them."""
     stored = {name: _stored_value(value) for name, value in (attributes or {}).items()}
     if system:
         stored[STORED_TRACE_HEADER] = system[TRACE_HEADER].string_value or ""

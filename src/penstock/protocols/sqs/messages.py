@@ -373,7 +373,6 @@ class MessageActions(Unpacking):
         return bodies
 
     def DeleteMessageBatch(self, context: RequestContext, request: DeleteMessageBatchRequest) -> Answer:
-        """Delete messages that were received."""
         queue = self.queue(context, request.queue_url, Ack, may_create=False)
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)

@@ -208,7 +208,6 @@ class Scopes:
         self._known = {(arns.account, arns.region): self.default}
 
     def of(self, account: str, region: str) -> Scope:
-        """An account in a region."""
         known = self._known.get((account, region))
         if known is None:
             if len(self._known) >= _SCOPES_REMEMBERED_MAX:

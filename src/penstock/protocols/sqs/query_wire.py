@@ -116,7 +116,6 @@ def _malformed(message: str) -> SqsError:
 
 
 def decode(fields: dict[str, str], shape: type[Shape]) -> Any:
-    """The request that a form holds."""
     members = _members(_tree(fields))
     if "Tags" in members and "tags" in shape.__struct_encode_fields__:
         members["tags"] = members.pop("Tags")
@@ -296,7 +295,6 @@ def render_refusal(status: int, _code: str, reason: str) -> Rendered:
 
 
 def encode_error(error: SqsError, request_id: str) -> bytes:
-    """An error's XML."""
     kind, message = error.kind, error.message
     if kind is QUEUE_DOES_NOT_EXIST:
         message = "The specified queue does not exist for this wsdl version."

@@ -179,7 +179,6 @@ class QueueActions(MessageActions):
                 raise _exists(attribute)
 
     async def DeleteQueue(self, context: RequestContext, request: QueueRequest) -> None:
-        """Delete a queue with its messages."""
         name = self.queue_name(context, request.queue_url, DeleteQueue)
         if self.limits.recreate_pause_ms:
             await ask(DescribeQueue(name=name))
@@ -187,7 +186,6 @@ class QueueActions(MessageActions):
         await ask(DeleteQueue(name=name))
 
     async def PurgeQueue(self, context: RequestContext, request: QueueRequest) -> None:
-        """Delete a queue's messages."""
         name = self.queue_name(context, request.queue_url, PurgeQueue)
         if self.limits.purge_pause_ms:
             await self._check_purged(name)
@@ -208,7 +206,6 @@ class QueueActions(MessageActions):
     # -- finding --
 
     async def GetQueueUrl(self, context: RequestContext, request: GetQueueUrlRequest) -> QueueUrlResult:
-        """The URL of a queue by its name."""
         if not request.queue_name:
             raise missing("QueueName")
         owner = request.queue_owner_aws_account_id or context.scope.account
@@ -269,7 +266,6 @@ class QueueActions(MessageActions):
     # -- tags --
 
     async def TagQueue(self, context: RequestContext, request: TagQueueRequest) -> None:
-        """Add tags, or change them."""
         name = self.queue_name(context, request.queue_url, ChangeQueue)
         tags = request.tags
         if not tags:
@@ -429,7 +425,6 @@ def _exists(attribute: str) -> SqsError:
 
 
 def check_tags(name: str, tags: dict[str, str]) -> dict[str, str]:
-    """A queue's tags, or what is wrong with them."""
     if len(tags) > TAGS_MAX:
         raise SqsError(INVALID_PARAMETER_VALUE, f"Too many tags added for queue {name}.")
     for key, value in tags.items():

@@ -66,7 +66,6 @@ class Unpacking(ServiceBase):
     """Unpacks deliveries."""
 
     def unpack(self, delivery: Delivery, queue: SqsQueue, wanted: Wanted) -> list[Message]:
-        """The messages of a delivery."""
         messages: list[Message] = []
         queue_id, channel_id = delivery.queue_id, delivery.channel_id
         is_same = queue_id == queue.id

@@ -118,7 +118,6 @@ class SqsFrontEnd:
                 (json_wire if is_json else query_wire).respond_error(exchange, refusal)
 
     def _principal(self, exchange: Exchange) -> Principal:
-        """Who has signed a request."""
         request = exchange.request
         principal = verify(request, self._credentials, int(time.time() * 1_000), service_of(request))
         exchange.is_known = True
@@ -167,7 +166,6 @@ def service_of(request: Request) -> str:
 
 
 def is_signed(request: Request) -> bool:
-    """Whether a request says who has signed it."""
     return "authorization" in request.headers or "X-Amz-Signature" in request.query
 
 

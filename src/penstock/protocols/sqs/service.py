@@ -31,7 +31,6 @@ _NAMES_ASKED_MIN = 200
 
 
 def md5(data: bytes) -> str:
-    """A checksum as SQS gives it."""
     if len(data) <= _SHORT and _short_md5 is not None:
         short: str = _short_md5(data).hexdigest()
         return short
@@ -57,7 +56,6 @@ _short_md5: Final[Any] = _built_in_md5()
 
 
 def md5_list(bodies: list[bytes]) -> list[str]:
-    """The checksums of several."""
     if _short_md5 is None:
         return [md5(body) for body in bodies]
     return [_short_md5(body).hexdigest() if len(body) <= _SHORT else md5(body) for body in bodies]

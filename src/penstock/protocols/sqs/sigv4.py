@@ -61,7 +61,6 @@ class SigV4Error(SqsError):
 
     @property
     def code(self) -> str:
-        """AWS's name for it."""
         return self.kind.code
 
 
@@ -184,7 +183,6 @@ def _from_header(start: str, timestamp: str, has_signature: bool) -> _Claim:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """The fields of an Authorization header."""
     algorithm, _, rest = text.partition(" ")
     if algorithm != ALGORITHM:
         raise _incomplete(f"The algorithm of the Authorization header is not {ALGORITHM}.")

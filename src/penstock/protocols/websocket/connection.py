@@ -347,7 +347,6 @@ class Connection:
 
     @property
     def can_write(self) -> bool:
-        """Whether a frame can be written at once."""
         return (
             self.writable.is_set()
             and not self.close_sent
@@ -356,7 +355,6 @@ class Connection:
         )
 
     def write(self, frame: bytes) -> None:
-        """Write a binary frame; only while `can_write`."""
         length = len(frame)
         head = SHORT_HEADS[length] if length < len(SHORT_HEADS) else frame_head(length)
         if len(frame) < _LARGE_BYTES:

@@ -720,7 +720,6 @@ class Dispatcher:
     # -- answers --
 
     def take_frame(self) -> bytes:
-        """Everything that waits to be sent, as one frame."""
         answers, self.answers = self.answers, []
         if len(answers) > 1:
             count = _fitting(answers, self._services.settings.websocket.answer_bytes_max)

@@ -125,7 +125,6 @@ class CommandsEndpoint:
         return settings.frame_bytes_max
 
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
-        """Answer a frame."""
         if exchange.request.method != "POST":
             self._context.fail(exchange, not_allowed(("POST",)))
             return

@@ -110,13 +110,11 @@ class Flushes:
         self._planned: list[Conversation] = []
 
     def plan(self, conversation: Conversation) -> None:
-        """One more has answers."""
         if not self._planned:
             asyncio.get_running_loop().call_soon(self.flush)
         self._planned.append(conversation)
 
     def flush(self) -> None:
-        """Write them."""
         planned, self._planned = self._planned, []
         for conversation in planned:
             try:
@@ -334,7 +332,6 @@ class Conversation:
 
 
 def _frame_in(message: bytes | str | None) -> bytes | None:
-    """A frame; None when the client is gone."""
     if isinstance(message, str):
         raise Closing(TEXT, "frames are binary: MessagePack")
     return message
