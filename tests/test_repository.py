@@ -36,6 +36,8 @@ MAY_IMPORT = {
 # What the core must not have: a clock, randomness, files, sockets, threads.
 IMPURE = {"asyncio", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid", "uvloop"}
 
+FUNCTION_LINES_MAX = 70
+
 
 def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -155,6 +157,17 @@ def test_the_core_has_no_clock_no_randomness_and_no_io() -> None:
         if name.split(".")[0] in IMPURE or name.startswith("numpy.random")
     ]
     assert not impure
+
+
+def test_no_function_is_longer_than_seventy_lines() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert not found
 
 
 def test_a_server_starts_without_loading_the_clients_library() -> None:

@@ -189,19 +189,7 @@ class Broker:
         )
         self.handlers: Handlers = handlers_of(COMMANDS, rooms)
         """What is called for a command: a method of a room, bound, so that nothing stands between."""
-        self._timer_handlers: dict[str, Callable[[Any, Any, int], None]] = {
-            "channel": self._channel_timer,
-            "waiter": self.receiving.end_wait,
-            "bucket": self._bucket_timer,
-            "retention": self._retention_timer,
-            "dedup": self._dedup_timer,
-            "consumers": self._consumers_timer,
-            "attempt": self._attempt_timer,
-            "session": self.session_register.expire,
-            "redrive": self.redrives.step,
-            "once": self._once_timer,
-            "stage": self.staging.expire,
-        }
+        self._timer_handlers = self._handlers_of_timers()
 
     # -- opening --
 
@@ -601,6 +589,21 @@ class Broker:
             due.append(heappop(self.timers))
         for time_ms, _, kind, subject, detail in due:
             self._timer_handlers[kind](subject, detail, time_ms)
+
+    def _handlers_of_timers(self) -> dict[str, Callable[[Any, Any, int], None]]:
+        return {
+            "channel": self._channel_timer,
+            "waiter": self.receiving.end_wait,
+            "bucket": self._bucket_timer,
+            "retention": self._retention_timer,
+            "dedup": self._dedup_timer,
+            "consumers": self._consumers_timer,
+            "attempt": self._attempt_timer,
+            "session": self.session_register.expire,
+            "redrive": self.redrives.step,
+            "once": self._once_timer,
+            "stage": self.staging.expire,
+        }
 
     def _channel_timer(self, channel: Channel, _detail: Any, time_ms: int) -> None:
         if channel.scheduled_ms == time_ms and self.is_alive(channel):

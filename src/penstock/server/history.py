@@ -1,7 +1,7 @@
 """Rates and depths over time, of all queues together and of the busiest ones: what charts are made of.
 
 Every `TICK_S` the tallies of all queues are taken, a page at a time, as `overview` does. What came and went since the
-tick before becomes a point, which is written to a ring file (`history_ring`) in its three resolutions. On a server with
+tick before becomes a point, which is written to a file of rings in its three resolutions. On a server with
 so many queues that this takes long, it happens less often: it takes `_SHARE` of the time at most.
 
 How long messages take from send to receive, and to ack, is sampled. Four times a second a shard lets the core note what

@@ -36,7 +36,7 @@ VERSIONS = Versions(oldest=2, newest=4)
 
 2   the first build's
 3   `TallyQueues`
-4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`;
+4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`, `StageWork`;
     `in_time` of `Ack`, `late` of `Extend`
 """
 NONCE_BYTES = 32

@@ -55,7 +55,8 @@ class Versions(NamedTuple):
 
 VERSIONS = Versions(oldest=1, newest=1)
 """The versions of this conversation that this build speaks. What a command looks like in each is in
-`tests/upgrade/golden/commands.json`: whoever changes that raises the newest one (`docs/upgrading.md`)."""
+`tests/upgrade/golden/commands.json`: whoever changes one raises the newest version (`docs/upgrading.md`). A command
+that a server does not have is refused by its name."""
 MEDIA_TYPE = "application/vnd.penstock.commands+msgpack"
 SESSION_HEADER = "penstock-session"
 RECEIVED_HEADER = "penstock-received"

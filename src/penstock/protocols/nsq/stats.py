@@ -358,12 +358,12 @@ class StatsReport:
     async def topics(self, may_read: Callable[[str], bool]) -> AsyncIterator[list[TopicDocument]]:
         """The topics that were asked for, in order, some at a time."""
         read_here = self._topics.subscribed()
-        elsewhere = {name: channels for name, channels in read_here.items() if name not in self._queues}
-        names = iter([self._topic]) if self._topic else merge(self._part_names(), sorted(elsewhere))
+        of_other_nodes = {name: channels for name, channels in read_here.items() if name not in self._queues}
+        names = iter([self._topic]) if self._topic else merge(self._part_names(), sorted(of_other_nodes))
         while run := list(islice(names, _TOPICS_AT_ONCE)):
-            wanted = [name for name in run if may_read(name) and self._has_channel(name, elsewhere)]
-            counted = await count(self._topics, [name for name in wanted if name not in elsewhere])
-            counted |= {name: _nothing_of(name, elsewhere[name]) for name in wanted if name in elsewhere}
+            wanted = [name for name in run if may_read(name) and self._has_channel(name, of_other_nodes)]
+            counted = await count(self._topics, [name for name in wanted if name not in of_other_nodes])
+            counted |= {name: _nothing_of(name, of_other_nodes[name]) for name in wanted if name in of_other_nodes}
             yield [self._topic_document(counted[name]) for name in wanted if name in counted]
             await asyncio.sleep(0)
 
@@ -374,11 +374,11 @@ class StatsReport:
     def _part_names(self) -> Iterator[str]:
         return self._topics.shard.identity.part_names()
 
-    def _has_channel(self, topic: str, elsewhere: Mapping[str, list[str]]) -> bool:
+    def _has_channel(self, topic: str, of_other_nodes: Mapping[str, list[str]]) -> bool:
         if not self._channel:
             return True
         queue = self._queues.get(topic)
-        return self._channel in (elsewhere.get(topic, ()) if queue is None else queue.channels)
+        return self._channel in (of_other_nodes.get(topic, ()) if queue is None else queue.channels)
 
     def producers(self) -> list[ClientDocument] | None:
         """The clients that have published."""
