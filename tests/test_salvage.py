@@ -30,7 +30,8 @@ from penstock.salvage import LIST_NAME, Salvaged, check, salvage
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.frames import FRAMES_START
-from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, read_cluster_file, shard_directory
+from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.sharded import read_cluster_file, shard_directory
 from tests.compat.server import divide
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of
 from tests.store import flips

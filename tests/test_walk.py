@@ -24,7 +24,7 @@ FILES_MAX = {
     "SQS ReceiveMessage": 23,
     "SQS DeleteMessage": 24,
     "NSQ PUB to FIN": 31,
-    "websocket send to ack": 41,
+    "websocket send to ack": 42,
 }
 
 

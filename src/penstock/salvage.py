@@ -54,19 +54,21 @@ from penstock.store.layout import (
     BACKUP_INCOMPLETE_NAME,
     CLUSTER_NAME,
     DIRECTORY_MODE,
-    ENTROPY_BYTES,
-    FORMAT,
     INCOMPLETE_NAME,
     JOURNAL_NAME,
-    SECRET_BYTES,
     TABLE_NAME,
-    ClusterFile,
     is_store,
     make_file,
+)
+from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
+from penstock.store.sharded import (
+    ENTROPY_BYTES,
+    FORMAT,
+    SECRET_BYTES,
+    ClusterFile,
     read_cluster_file,
     write_cluster_file,
 )
-from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
 

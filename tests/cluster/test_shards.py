@@ -12,7 +12,8 @@ import penstock
 from penstock.core.errors import StoreError
 from penstock.server.settings import InvalidSettings, parse
 from penstock.store.errors import StoreDamaged, StoreVersion
-from penstock.store.layout import CLUSTER_NAME, FORMAT, read_cluster_file
+from penstock.store.layout import CLUSTER_NAME
+from penstock.store.sharded import FORMAT, read_cluster_file
 from tests.compat.server import Server, divide, name_in, serving, until
 
 SHARDS = 3

@@ -19,7 +19,8 @@ import boto3
 from botocore.config import Config
 
 from penstock.core.queues.partition import partition_of
-from penstock.store.layout import CLUSTER_NAME, ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
+from penstock.store.layout import CLUSTER_NAME
+from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"

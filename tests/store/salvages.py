@@ -35,15 +35,8 @@ from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.raw_directory import Finding
 from penstock.salvage import Salvaged, check, salvage, stores_in
-from penstock.store.layout import (
-    BALLAST_NAME,
-    CLUSTER_NAME,
-    ENTROPY_BYTES,
-    FORMAT,
-    SECRET_BYTES,
-    ClusterFile,
-    write_cluster_file,
-)
+from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
+from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
 from tests.core.driver import HOUR_MS, BrokerDriver
 from tests.store.flips import ENTROPY, SHARDS, Content, _copy_sparsely, fill, flip, go_on, here, opened
 

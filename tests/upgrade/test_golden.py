@@ -35,8 +35,8 @@ from penstock.server.auth import ANYBODY
 from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import MARKER_KEY, Assembly, Marker
 from penstock.store.kafka import read_position
-from penstock.store.layout import ClusterFile, read_cluster_file
 from penstock.store.memory import MemoryStore
+from penstock.store.sharded import ClusterFile, read_cluster_file
 from penstock.wire import answers, arrow, pieces, requests
 from penstock.wire import links as frames
 from tests.core.driver import Raw, bodies_of

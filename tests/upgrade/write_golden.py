@@ -36,6 +36,7 @@ import numpy as np
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import ChunkDamaged, PenstockError, QueueNotFound
+from penstock.core.packed_error import pack_error
 from penstock.pipelines.checkpoints import signature
 from penstock.pipelines.definition import QUEUE, Output, Pipeline, Source, View
 from penstock.pipelines.errors import Place
@@ -66,7 +67,6 @@ Chunk = moved("core.storage.chunk", "core.chunk").Chunk
 Backoff, QueueConfig = (
     getattr(moved("core.queues.config", "core.config"), name) for name in ("Backoff", "QueueConfig")
 )
-pack_error = moved("core.packed_error", "core.errors").pack_error
 encode_attributes = moved("core.queues.attributes", "core.attributes").encode_attributes
 message_id = moved("core.identity", "core.delivery.receipt").message_id
 partition_of = moved("core.queues.partition", "core.partition").partition_of

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.client.times import seconds
-from penstock.core.commands import ChannelLife, Failure, Life, Records, Run, Seen, Sent
+from penstock.core.commands import ChannelLife, Delivery, Failure, Life, Records, Refused, Run, Seen, Sent, Span
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import AttributeValue, decode_attributes
 from penstock.core.queues.origin import LifeEvent, Origin, events_of, failures_of
 from penstock.core.storage.chunk import Chunk
+
+_ERROR_LETTERS_MAX = 10_000
+"""How much of an exception's text goes with a failed delivery: the history of a message is kept with it."""
 
 
 class Identity(Protocol):
@@ -54,6 +57,22 @@ def failed_attempts(failures: Iterable[Failure], sequence: int) -> list[FailedAt
         for failure in failures
         if failure.first <= sequence <= failure.last
     ]
+
+
+def error_text(error: BaseException) -> str:
+    """How an exception is reported with a failed delivery.
+
+    >>> error_text(ValueError("no such order"))
+    'ValueError: no such order'
+    """
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:  # a message must come back whatever its error is made of
+        text = f"(its text cannot be had: {type(failure).__name__})"
+    if len(text) > _ERROR_LETTERS_MAX:
+        text = f"{text[:_ERROR_LETTERS_MAX]}... ({len(text)} letters)"
+    return f"{name}: {text}".encode(errors="backslashreplace").decode() if text else name
 
 
 class Content:
@@ -253,6 +272,114 @@ class SentMessages(Sequence[SentMessage]):
         return f"<SentMessages: {len(self)} from {self.first}>"
 
 
+class Leased(Content):
+    """What can be read of a message under lease, and what becomes of the lease."""
+
+    __slots__ = ("_caller", "_delivery", "_given_back", "_lease_ends_ms", "_run", "_settled")
+
+    def __init__(self, caller: Any, delivery: Delivery, run: Run, index: int) -> None:
+        self._identity = caller.identity  # a call of `Content` for each message would be much of what it costs
+        self._queue_id = delivery.queue_id
+        self._chunk = run.chunk
+        self._index = index
+        self._caller = caller
+        self._delivery = delivery
+        self._run = run
+        self._lease_ends_ms = delivery.deadline_ms
+        self._settled = False
+        self._given_back = False
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._delivery.queue
+
+    @property
+    def channel(self) -> str:
+        """The channel it came through."""
+        return self._delivery.channel
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out, this time included."""
+        attempt = self._run.attempt
+        return attempt if isinstance(attempt, int) else int(attempt[self._index - self._run.start])
+
+    @property
+    def first_received_at(self) -> float:
+        """When it was handed out for the first time, in seconds since 1970."""
+        return seconds(int(self._run.first_received_ms[self._index - self._run.start]))
+
+    @property
+    def lease_ends_at(self) -> float:
+        """Until when it is this receiver's, in seconds since 1970."""
+        return seconds(self._lease_ends_ms)
+
+    @property
+    def lease_ends_ms(self) -> int:
+        """The same in milliseconds, as the server counts."""
+        return self._lease_ends_ms
+
+    @property
+    def receipt(self) -> str:
+        """What settles this delivery from anywhere else: `queue.ack(receipt)`, also after a restart."""
+        delivery = self._delivery
+        return self._identity.receipt(delivery.queue_id, delivery.channel_id, self.sequence, self.attempts)
+
+    @property
+    def history(self) -> list[FailedAttempt]:
+        """Its failed deliveries so far, the oldest first."""
+        return self._history(self._run.failures)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its number in its queue, and how often it was handed out: this delivery and no other."""
+        attempt = self._run.attempt
+        return self._chunk.base + self._index, attempt if isinstance(attempt, int) else self.attempts
+
+    @property
+    def span(self) -> Span:
+        """The message as commands name it."""
+        sequence, attempt = self._chunk.base + self._index, self._run.attempt
+        return Span(sequence, sequence, attempt if isinstance(attempt, int) else self.attempts)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this object was used to ack it, or to give it back."""
+        return self._settled
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether this object was used to give it back."""
+        return self._given_back
+
+    def extended_to(self, lease_ends_ms: int) -> None:
+        """Somebody extended the lease, together with others."""
+        self._lease_ends_ms = lease_ends_ms
+
+
+_Message = TypeVar("_Message", bound=Leased)
+
+
+def spans_of(messages: Iterable[Leased]) -> list[Span]:
+    """The messages as commands name them: neighbours with the same attempt become one span."""
+    spans: list[list[int]] = []
+    for sequence, attempt in sorted([message.place for message in messages]):
+        if spans and spans[-1][1] + 1 == sequence and spans[-1][2] == attempt:
+            spans[-1][1] = sequence
+        else:
+            spans.append([sequence, sequence, attempt])
+    return [Span(first, last, attempt) for first, last, attempt in spans]
+
+
+def touched(messages: Iterable[_Message], refused: list[Refused]) -> set[_Message]:
+    """Which of these messages were refused."""
+    if not refused:
+        return set()
+    sequences = {sequence for each in refused for sequence in range(each.first, each.last + 1)}
+    return {message for message in messages if message.sequence in sequences}
+
+
 class RunView:
     """Consecutive messages of a batch, as they lie in memory.
 
@@ -329,6 +456,56 @@ def encode_bodies(bodies: Iterable[Body]) -> list[bytes]:
         if not isinstance(bodies, Iterable):
             raise InvalidRequest(f"send_many takes a list of bodies, and not {type(bodies).__name__}") from None
         return [encode_body(body) for body in bodies]
+
+
+class LeasedBatch:
+    """What can be read of a whole delivery."""
+
+    __slots__ = ("_caller", "_delivery", "_settled", "_spans")
+
+    def __init__(self, caller: Any, delivery: Delivery) -> None:
+        self._caller = caller
+        self._delivery = delivery
+        self._spans: list[Span] | None = None
+        self._settled = False
+
+    def __len__(self) -> int:
+        return self._delivery.count
+
+    @property
+    def spans(self) -> list[Span]:
+        """The messages as commands name them."""
+        if self._spans is None:
+            self._spans = self._delivery.spans()
+        return self._spans
+
+    @property
+    def runs(self) -> list[RunView]:
+        """Runs of consecutive messages, as they lie in memory."""
+        return [RunView(run) for run in self._delivery.runs]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Every body."""
+        return [body for run in self._delivery.runs for body in run.chunk.body_list(run.start, run.stop)]
+
+    def _part(self, part: slice) -> Delivery:
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise InvalidRequest(f"{part!r} cuts no batch: write batch[10:20], or batch.messages()[10] for one message")
+        start, stop, _ = part.indices(len(self))
+        runs, before = [], 0
+        for run in self._delivery.runs:
+            low, high = max(start - before, 0), min(stop - before, run.count)
+            if low < high:
+                runs.append(run.part(low, high))
+            before += run.count
+        whole = self._delivery
+        return Delivery(
+            whole.queue, whole.queue_id, whole.channel, whole.channel_id, whole.received_ms, whole.deadline_ms, runs
+        )
+
+    def __repr__(self) -> str:
+        return f"<Batch: {len(self)} messages of {self._delivery.queue!r}>"
 
 
 class MessageLife:
@@ -429,3 +606,11 @@ def told(event: LifeEvent, now: float) -> str:
     attempt = "" if event.attempt is None else f"attempt {event.attempt}  "
     text = f"failed: {event.text}" if event.what == "failed" else event.text
     return f"{moment}  {place}  {attempt}{text}" + (" (to come)" if at > now else "")
+
+
+def listed(receipt: str | Iterable[str]) -> list[str]:
+    if isinstance(receipt, str):
+        return [receipt]
+    if not isinstance(receipt, Iterable):
+        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
+    return list(receipt)

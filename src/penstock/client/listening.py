@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
-from penstock.client.times import Seconds
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.times import Seconds, length_ms
 from penstock.core.backoff import backoff
 from penstock.core.commands import Delivery
 from penstock.core.errors import InvalidRequest
@@ -302,3 +303,25 @@ def wants_unit_of_work(handler: Callable[..., Any]) -> bool:
             "let it take one or two arguments"
         )
     return len(needed) == 2
+
+
+def seconds_of(timeout: Seconds | None) -> float | None:
+    ms = length_ms(timeout, "timeout")
+    return None if ms is None else ms / 1_000
+
+
+def check_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and (not isinstance(value, int) or not low <= value <= high):
+        raise InvalidRequest(f"{name} is {value!r}: it must be from {low} to {high}")
+
+
+def settings_of(policy: PolicyName | None, consume_times: int | None, backoff: Backoff | None) -> QueueSettings:
+    """What the listener was told about its queue."""
+    settings: QueueSettings = {}
+    if policy is not None:
+        settings["policy"] = policy
+    if consume_times is not None:
+        settings["consume_times"] = consume_times
+    if backoff is not None:
+        settings["backoff"] = backoff
+    return settings

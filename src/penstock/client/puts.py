@@ -1,12 +1,17 @@
-"""Messages that wait for a commit: gathered into as few sends as keep the order within each queue."""
+"""What waits for the commit of a unit of work: messages, gathered into as few sends as keep the order, and leases."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.core.commands import Send
-from penstock.core.errors import BatchTooLarge
+from penstock.client.content import Body, encode_body
+from penstock.client.times import Moment, Seconds, length_ms, moment_ms
+from penstock.core.commands import Ack, CommitWork, Send, Span
+from penstock.core.delivery.runs import merged_spans
+from penstock.core.errors import BatchTooLarge, InvalidRequest
+from penstock.core.queues.attributes import Attributes, encode_attributes
 from penstock.core.queues.config import BATCH_BYTES_MAX
 
 _LISTS = ("attributes", "groups", "dedup_ids")
@@ -118,3 +123,122 @@ def _append(target: Send, send: Send) -> int:
             setattr(target, name, old)
         old.extend([None] * len(send.bodies) if new is None else new)
     return start
+
+
+def together(commands: list[CommitWork]) -> CommitWork:
+    """One command that does what all of them do."""
+    if len(commands) == 1:
+        return commands[0]
+    spans: dict[tuple[str, str], list[Span]] = {}
+    sends: list[Send] = []
+    for command in commands:
+        sends += command.sends
+        for ack in command.acks:
+            spans.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
+    acks = [Ack(queue=queue, channel=channel, spans=merged_spans(taken)) for (queue, channel), taken in spans.items()]
+    return CommitWork(acks=acks, sends=merged(sends))
+
+
+Taken = dict[tuple[str, str], list[Span]]
+"""What was taken, by queue and channel."""
+
+
+class OpenUnit:
+    """What a unit of work holds until it is committed, or rolled back."""
+
+    def __init__(self, caller: Any, session: int = 0) -> None:
+        self._caller = caller
+        self._session = session
+        self._lock = threading.Lock()
+        self._state = "open"
+        self._taken: Taken = {}
+        self._puts = self._no_puts()
+
+    def _no_puts(self) -> Puts:
+        return Puts(getattr(self._caller, "frame_bytes_max", None))
+
+    @property
+    def state(self) -> str:
+        """`open`, `committing`, `committed` or `rolled back`."""
+        return self._state
+
+    def put(
+        self,
+        queue: str,
+        body: Body,
+        *,
+        attributes: Attributes | None = None,
+        group: str | None = None,
+        dedup_id: str | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        due: Moment | None = None,
+    ) -> None:
+        """Hold a message until the commit. Nobody sees it before, and nothing goes over the network.
+
+        `BatchTooLarge` if the unit would become larger than one commit may be.
+        """
+        if not isinstance(queue, str):
+            raise InvalidRequest(f"queue is {queue!r}: it must be text")
+        encoded = encode_attributes(attributes)
+        send = Send(
+            queue=queue,
+            bodies=[encode_body(body)],
+            attributes=None if encoded is None else [encoded],
+            groups=None if group is None else [group],
+            dedup_ids=None if dedup_id is None else [dedup_id],
+            priority=priority,
+            delay_ms=length_ms(delay, "delay"),
+            due_ms=moment_ms(due, "due"),
+        )
+        with self._lock:
+            self._check_open()
+            self._puts.add(send)
+
+    # -- for who drives units, as a listener does --
+
+    def hold(self, queue: str, channel: str, spans: list[Span]) -> bool:
+        """Messages that were received for this unit: the commit acknowledges them. False if the unit is over."""
+        with self._lock:
+            if self._state != "open":
+                return False
+            self._taken.setdefault((queue, channel), []).extend(spans)
+            return True
+
+    def let_go(self, queue: str, channel: str, span: Span) -> None:
+        """A message that was held is settled already: the commit leaves it alone."""
+        with self._lock:
+            spans = self._taken.get((queue, channel), [])
+            if span in spans:
+                spans.remove(span)
+            if not spans:
+                self._taken.pop((queue, channel), None)
+
+    def begin_commit(self) -> CommitWork:
+        """The command that commits this unit. Whoever carries it out says `end_commit`."""
+        with self._lock:
+            self._check_open()
+            self._state = "committing"
+            acks = [
+                Ack(queue=queue, channel=channel, spans=merged_spans(spans))
+                for (queue, channel), spans in self._taken.items()
+            ]
+            return CommitWork(acks=acks, sends=list(self._puts.sends))
+
+    def end_commit(self, state: str) -> None:
+        """The commit was done (`committed`), or was not and may be tried again (`open`)."""
+        self._state = state
+
+    def abandon(self) -> Taken:
+        """Roll back as far as no command is needed: what is returned has still to be given back, or released."""
+        with self._lock:
+            if self._state != "open":
+                return {}
+            self._state = "rolled back"
+            taken, self._taken = self._taken, {}
+            self._puts = self._no_puts()
+            return taken
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise InvalidRequest(f"the unit of work is {self._state}: start another one")

@@ -16,19 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from penstock.client.listening import check_callable, check_result
 from penstock.core.errors import InvalidRequest
-from penstock.signals import acquire_and_look, told_to_stop
-
-__all__ = [
-    "WAIT_SECONDS",
-    "Signal",
-    "WorkQueue",
-    "WorkerPool",
-    "check_handler",
-    "finish_handler",
-    "is_cancelled",
-    "sleep",
-    "told_to_stop",
-]
+from penstock.signals import acquire_and_look
+from penstock.signals import told_to_stop as told_to_stop
 
 WAIT_SECONDS = 0.5
 """How long a receive waits: a thread that waits cannot be called off, so a stop takes up to this long."""

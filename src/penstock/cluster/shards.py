@@ -25,8 +25,9 @@ from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
 from penstock.store.embedded import open_store
-from penstock.store.layout import CLUSTER_NAME, ClusterFile, read_cluster_file, shard_directory
+from penstock.store.layout import CLUSTER_NAME
 from penstock.store.lock import DirectoryLock, refuse_incomplete
+from penstock.store.sharded import ClusterFile, read_cluster_file, shard_directory
 
 HERE = "here"
 

@@ -17,22 +17,8 @@ StoreError
 
 from __future__ import annotations
 
-from penstock.core.errors import StoreDamaged, StoreError
-
-__all__ = [
-    "CommitAborted",
-    "CommitFailed",
-    "DiskFailed",
-    "DiskFull",
-    "LogUnavailable",
-    "LogUnsafe",
-    "ShardFenced",
-    "StoreDamaged",
-    "StoreError",
-    "StoreLocked",
-    "StoreReadOnly",
-    "StoreVersion",
-]
+from penstock.core.errors import StoreDamaged as StoreDamaged
+from penstock.core.errors import StoreError as StoreError
 
 ADVICE = (
     "Nothing was changed: see `penstock store check`; restore a backup, or copy what is readable to a new directory "

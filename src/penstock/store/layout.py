@@ -4,11 +4,6 @@ Messages are for the eyes of the user who keeps them: what is made in a data dir
 
 Directories are made with mode 0700, and files with 0600, whatever the umask. A data directory that was there before may
 hold other things, so it stays as it is; the files of an earlier build in it, which anybody could read, are mended.
-
-Earlier builds also made directories with several stores (`penstock serve --workers N`):
-
-    cluster.json   how many shards there are, what their names and receipts are made of; never changes
-    shard-<i>      the store of shard i
 """
 
 from __future__ import annotations
@@ -20,10 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from penstock.core.errors import StoreError
-from penstock.store.errors import StoreDamaged, StoreVersion
 
 LOCK_NAME = "lock"
 """Who has the directory open for writing."""
@@ -120,55 +112,3 @@ def _own(directory: Path) -> Iterator[Path]:
     if journal.is_dir():
         found += journal.iterdir()
     return (path for path in found if path.exists())
-
-
-FORMAT = 1
-ENTROPY_BYTES = 64
-SECRET_BYTES = 32
-
-
-class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in `cluster.json`."""
-
-    format: int
-    shards: int
-    entropy: bytes
-    """Of which every shard makes the same realm and secret."""
-    secret: bytes
-    """By which the processes knew each other that shared the directory."""
-
-    def __repr__(self) -> str:
-        return f"ClusterFile(shards={self.shards})"
-
-
-def shard_directory(data: Path, index: int) -> Path:
-    """Where a shard's store is."""
-    return data / f"shard-{index}"
-
-
-def read_cluster_file(path: Path) -> ClusterFile:
-    """What a directory was made with."""
-    try:
-        version = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).get("format")
-        if version is None or msgspec.json.decode(version) != FORMAT:
-            raise StoreVersion(f"{path} is of a version of Penstock that this one does not know")
-        return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreDamaged(f"{path} cannot be read: {error}") from None
-
-
-def write_cluster_file(path: Path, made: ClusterFile) -> None:
-    """Whole or not at all, and durable before anything depends on it; for nobody else's eyes."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(made) + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    partial.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -29,7 +29,8 @@ import numpy as np
 from penstock.core import commands
 from penstock.core.commands import Command, Delivery, Failure, Records, Run, Seen
 from penstock.core.delivery.states import State
-from penstock.core.errors import PackedError, PenstockError, StoreError, unpack_error
+from penstock.core.errors import PenstockError, StoreError
+from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.storage.chunk import Chunk
 from penstock.wire.packing import pack_custom
 from penstock.wire.requests import Hello, unpack_custom

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.commands import Delivery, Records, Run, Seen
-from penstock.core.errors import PenstockError, pack_error
+from penstock.core.errors import PenstockError
+from penstock.core.packed_error import pack_error
 from penstock.core.storage.chunk import Chunk, PackedBodies
 
 

@@ -23,8 +23,9 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.commands import MAIN, Command
-from penstock.core.errors import InvalidRequest, PackedError, PenstockError, unpack_error
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.handlers.checks import known_fields, plain
+from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.queues.attributes import check_stored
 from penstock.core.storage.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.traits import Home, Repeat, Traits

@@ -20,15 +20,8 @@ from penstock.cluster.node import IS_SERVED
 from penstock.core import commands
 from penstock.core.commands import Command, Delivery, Failure, Once, Run, Seen, Span
 from penstock.core.delivery.states import State
-from penstock.core.errors import (
-    InvalidRequest,
-    PackedError,
-    PenstockError,
-    QueueNotFound,
-    StaleReceipt,
-    WorkRefused,
-    unpack_error,
-)
+from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound, StaleReceipt, WorkRefused
+from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.queues.config import Backoff, QueueConfig
 from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.server.shard import Call, Tick

@@ -23,16 +23,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.client.aio.caller import AsyncCaller
-from penstock.client.aio.message import AsyncMessage, error_text
+from penstock.client.aio.message import AsyncMessage
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.content import error_text, spans_of, touched
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
-from penstock.client.puts import merged
+from penstock.client.puts import together
 from penstock.client.task_workers import Signal, sleep
-from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Refused, Release, Send, Settled, Span
+from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Release, Settled, Span
 from penstock.core.delivery.runs import merged_spans
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
 
@@ -216,7 +217,7 @@ class AsyncAcknowledger:
 
     async def _acknowledge(self, messages: list[AsyncMessage]) -> None:
         is_patient = len(messages) < _PATIENT_BELOW and self.order is None and not self._finishing
-        command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages), patient=is_patient)
+        command = Ack(queue=self._queue, channel=self._channel, spans=spans_of(messages), patient=is_patient)
         try:
             settled: Settled = await self._caller.call(command)
         except (ConnectionLost, StoreError) as error:
@@ -227,7 +228,7 @@ class AsyncAcknowledger:
             await self._let_go(messages, "lost")
             return
         self._failures = 0
-        refused = _touched(messages, settled.refused)
+        refused = touched(messages, settled.refused)
         await self._let_go(
             [message for message in messages if message not in refused] if refused else messages, "handled"
         )
@@ -261,9 +262,9 @@ class AsyncAcknowledger:
 
     async def _try(self, commands: dict[AsyncOutcome, CommitWork]) -> PenstockError | None:
         try:
-            together = _together(list(commands.values()))
-            if together.acks or together.sends:
-                await self._caller.call(together)
+            command = together(list(commands.values()))
+            if command.acks or command.sends:
+                await self._caller.call(command)
         except PenstockError as error:
             return error
         for outcome in commands:
@@ -303,7 +304,7 @@ class AsyncAcknowledger:
             self._held.difference_update(messages)
             self._gone.difference_update(messages)
         try:
-            await self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=_spans(messages)))
+            await self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=spans_of(messages)))
         except PenstockError as error:
             _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
 
@@ -314,7 +315,7 @@ class AsyncAcknowledger:
         with self._lock:
             self._held.difference_update(unfinished)
         self._metrics.failed += len(unfinished)
-        command = Release(queue=self._queue, channel=self._channel, spans=_spans(unfinished), error=reason)
+        command = Release(queue=self._queue, channel=self._channel, spans=spans_of(unfinished), error=reason)
         try:
             await self._caller.call(command)
         except PenstockError as error:
@@ -354,38 +355,19 @@ class AsyncAcknowledger:
             due = [message for message in self._held if message.lease_ends_ms <= ends_before and not message.is_settled]
         if not due:
             return
-        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
+        command = Extend(queue=self._queue, channel=self._channel, spans=spans_of(due), lease_ms=self._lease_ms)
         try:
             settled: Settled = await self._caller.call(command)
         except PenstockError as error:
             _LOG.warning("listener on %r could not extend %d leases: %s", self._queue, len(due), error)
             return
-        refused = _touched(due, settled.refused)
-        lost = _touched(due, [each for each in settled.refused if not isinstance(each.error, LeaseTooLong)])
+        refused = touched(due, settled.refused)
+        lost = touched(due, [each for each in settled.refused if not isinstance(each.error, LeaseTooLong)])
         for message in due:
             if message not in refused:
                 message.extended_to(now_ms + self._lease_ms)
         with self._lock:
             self._gone.update(lost & self._held)
-
-
-def _spans(messages: Iterable[AsyncMessage]) -> list[Span]:
-    """Neighbours with the same attempt become one span."""
-    spans: list[list[int]] = []
-    for sequence, attempt in sorted([message.place for message in messages]):
-        if spans and spans[-1][1] + 1 == sequence and spans[-1][2] == attempt:
-            spans[-1][1] = sequence
-        else:
-            spans.append([sequence, sequence, attempt])
-    return [Span(first, last, attempt) for first, last, attempt in spans]
-
-
-def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[AsyncMessage]:
-    """Which of these messages were refused."""
-    if not refused:
-        return set()
-    sequences = {sequence for each in refused for sequence in range(each.first, each.last + 1)}
-    return {message for message in messages if message.sequence in sequences}
 
 
 def _begin(outcome: AsyncOutcome) -> CommitWork:
@@ -395,20 +377,6 @@ def _begin(outcome: AsyncOutcome) -> CommitWork:
     if message.is_settled:
         outcome.work.let_go(message.queue, message.channel, message.span)
     return outcome.work.begin_commit()
-
-
-def _together(commands: list[CommitWork]) -> CommitWork:
-    """One command that does what all of them do."""
-    if len(commands) == 1:
-        return commands[0]
-    spans: dict[tuple[str, str], list[Span]] = {}
-    sends: list[Send] = []
-    for command in commands:
-        sends += command.sends
-        for ack in command.acks:
-            spans.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
-    acks = [Ack(queue=queue, channel=channel, spans=merged_spans(taken)) for (queue, channel), taken in spans.items()]
-    return CommitWork(acks=acks, sends=merged(sends))
 
 
 def _failed(outcome: AsyncOutcome, error: PenstockError) -> AsyncOutcome:

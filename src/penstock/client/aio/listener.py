@@ -25,17 +25,20 @@ from typing import Any, Self
 
 from penstock.client.aio.acknowledger import AsyncAcknowledger, AsyncOutcome, LeaseLost
 from penstock.client.aio.caller import AsyncCaller, AsyncStream, AsyncStreaming
-from penstock.client.aio.message import AsyncMessage, error_text, messages_of
+from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.content import error_text
 from penstock.client.listening import (
     GroupOrder,
     HandlerTimes,
     ListenerMetrics,
+    check_range,
     next_try,
     pause_seconds,
+    seconds_of,
+    settings_of,
     wants_unit_of_work,
 )
-from penstock.client.queue_settings import QueueSettings
 from penstock.client.task_workers import (
     WAIT_SECONDS,
     Signal,
@@ -97,9 +100,9 @@ class AsyncListener:
         name: str | None = None,
     ) -> None:
         check_handler(handler)
-        _check_range("workers", workers, 1, WORKERS_MAX)
-        _check_range("prefetch", prefetch, 0, WORKERS_MAX)
-        _check_range("max_in_hand", max_in_hand, 1, 1_000_000)
+        check_range("workers", workers, 1, WORKERS_MAX)
+        check_range("prefetch", prefetch, 0, WORKERS_MAX)
+        check_range("max_in_hand", max_in_hand, 1, 1_000_000)
         self.name = name or str(getattr(handler, "__name__", "handler"))
         self.workers = workers
         self._caller = caller
@@ -107,7 +110,7 @@ class AsyncListener:
         self._channel = channel
         self._handler = handler
         self._wants_work = wants_unit_of_work(handler)
-        self._settings = _settings(policy, consume_times, backoff)
+        self._settings = settings_of(policy, consume_times, backoff)
         self._lease_ms = length_ms(lease, "lease")
         self._prefetch = prefetch
         self._max_in_hand = max_in_hand or max(_IN_HAND, 2 * workers + (prefetch or 0))
@@ -202,7 +205,7 @@ class AsyncListener:
         tasks are cancelled, threads left to themselves. True if there were none. Not to be called by a handler, which
         has `request_stop`.
         """
-        timeout_s = _seconds(timeout)
+        timeout_s = seconds_of(timeout)
         if self._state in ("new", "stopped"):
             self._state = "stopped"
             return True
@@ -457,7 +460,7 @@ async def run_together(listeners: list[AsyncListener], timeout: Seconds | None) 
     """
     if not listeners:
         raise InvalidRequest("there is no listener to run: declare one with listen or listener")
-    timeout_s = _seconds(timeout)
+    timeout_s = seconds_of(timeout)
     stop_asked = Signal()
     try:
         for listener in listeners:
@@ -480,25 +483,3 @@ async def _stop_together(listeners: list[AsyncListener], timeout_s: float | None
     for listener in listeners:
         finished &= await listener.stop(None if until is None else max(0.0, until - time.monotonic()))
     return finished
-
-
-def _seconds(timeout: Seconds | None) -> float | None:
-    ms = length_ms(timeout, "timeout")
-    return None if ms is None else ms / 1_000
-
-
-def _check_range(name: str, value: int | None, low: int, high: int) -> None:
-    if value is not None and (not isinstance(value, int) or not low <= value <= high):
-        raise InvalidRequest(f"{name} is {value!r}: it must be from {low} to {high}")
-
-
-def _settings(policy: PolicyName | None, consume_times: int | None, backoff: Backoff | None) -> QueueSettings:
-    """What the listener was told about its queue."""
-    settings: QueueSettings = {}
-    if policy is not None:
-        settings["policy"] = policy
-    if consume_times is not None:
-        settings["consume_times"] = consume_times
-    if backoff is not None:
-        settings["backoff"] = backoff
-    return settings

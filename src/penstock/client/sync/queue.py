@@ -16,6 +16,7 @@ from penstock.client.content import (
     SentMessages,
     encode_bodies,
     encode_body,
+    listed,
     record_list,
 )
 from penstock.client.queue_settings import QueueSettings
@@ -189,18 +190,18 @@ class Receiver:
 
     def ack(self, receipt: str | Iterable[str]) -> int:
         """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
-        command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
+        command = Ack(queue=self._queue, channel=self._channel, receipts=listed(receipt))
         return Settled.check(self._caller.call(command))
 
     def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
         """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
-        delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
+        delay_ms, receipts = length_ms(delay, "delay"), listed(receipt)
         command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
         return Settled.check(self._caller.call(command))
 
     def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
-        lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
+        lease_ms, receipts = lease_length_ms(lease), listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return Settled.check(self._caller.call(command))
 
@@ -484,11 +485,3 @@ class Queue(Receiver):
 
     def __repr__(self) -> str:
         return f"<Queue {self._queue!r}>"
-
-
-def _listed(receipt: str | Iterable[str]) -> list[str]:
-    if isinstance(receipt, str):
-        return [receipt]
-    if not isinstance(receipt, Iterable):
-        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
-    return list(receipt)

@@ -13,57 +13,35 @@ is right in both cases, since what was acknowledged cannot be released.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.content import Body, SentMessage, SentMessages, encode_body
-from penstock.client.puts import Puts
+from penstock.client.content import SentMessage, SentMessages, error_text
+from penstock.client.puts import OpenUnit
 from penstock.client.sync.caller import Caller, Telling
-from penstock.client.sync.message import Message, error_text, messages_of
-from penstock.client.times import Moment, Seconds, length_ms, moment_ms
+from penstock.client.sync.message import Message, messages_of
+from penstock.client.times import Seconds, length_ms
 from penstock.core.commands import (
     MAIN,
-    Ack,
-    CommitWork,
     Delivery,
     GiveBack,
     Receive,
     Release,
-    Send,
     Sent,
     Span,
 )
 from penstock.core.delivery.runs import merged_spans
-from penstock.core.errors import InvalidRequest
-from penstock.core.queues.attributes import Attributes, encode_attributes
 
 _LOG = logging.getLogger("penstock.client")
 _ROLLBACK_SECONDS = 1.0
 """How long a rollback waits for the server, which may be gone: leases that are not released run out."""
-_Taken = dict[tuple[str, str], list[Span]]
-"""What was taken, by queue and channel."""
 
 
-class UnitOfWork:
+class UnitOfWork(OpenUnit):
     """Take from any queues, put to any queues, then `commit`. May be shared: it locks for itself."""
 
-    def __init__(self, caller: Caller, session: int = 0) -> None:
-        self._caller = caller
-        self._session = session
-        self._lock = threading.Lock()
-        self._state = "open"
-        self._taken: _Taken = {}
-        self._puts = self._no_puts()
-
-    def _no_puts(self) -> Puts:
-        return Puts(getattr(self._caller, "frame_bytes_max", None))
-
-    @property
-    def state(self) -> str:
-        """`open`, `committing`, `committed` or `rolled back`."""
-        return self._state
+    _caller: Caller
 
     def take(
         self, queue: str, *, channel: str = MAIN, wait: Seconds | None = None, lease: Seconds | None = None
@@ -100,39 +78,6 @@ class UnitOfWork:
             self._check_open()
         return messages_of(self._caller, delivery)
 
-    def put(
-        self,
-        queue: str,
-        body: Body,
-        *,
-        attributes: Attributes | None = None,
-        group: str | None = None,
-        dedup_id: str | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        due: Moment | None = None,
-    ) -> None:
-        """Hold a message until the commit. Nobody sees it before, and nothing goes over the network.
-
-        `BatchTooLarge` if the unit would become larger than one commit may be.
-        """
-        if not isinstance(queue, str):
-            raise InvalidRequest(f"queue is {queue!r}: it must be text")
-        encoded = encode_attributes(attributes)
-        send = Send(
-            queue=queue,
-            bodies=[encode_body(body)],
-            attributes=None if encoded is None else [encoded],
-            groups=None if group is None else [group],
-            dedup_ids=None if dedup_id is None else [dedup_id],
-            priority=priority,
-            delay_ms=length_ms(delay, "delay"),
-            due_ms=moment_ms(due, "due"),
-        )
-        with self._lock:
-            self._check_open()
-            self._puts.add(send)
-
     def commit(self) -> list[SentMessage]:
         """Acknowledge all takes and send all puts, in one commit. Returns what became of the puts, in order.
 
@@ -165,54 +110,6 @@ class UnitOfWork:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.rollback(error=None if error is None else error_text(error))
-
-    # -- for who drives units, as a listener does --
-
-    def hold(self, queue: str, channel: str, spans: list[Span]) -> bool:
-        """Messages that were received for this unit: the commit acknowledges them. False if the unit is over."""
-        with self._lock:
-            if self._state != "open":
-                return False
-            self._taken.setdefault((queue, channel), []).extend(spans)
-            return True
-
-    def let_go(self, queue: str, channel: str, span: Span) -> None:
-        """A message that was held is settled already: the commit leaves it alone."""
-        with self._lock:
-            spans = self._taken.get((queue, channel), [])
-            if span in spans:
-                spans.remove(span)
-            if not spans:
-                self._taken.pop((queue, channel), None)
-
-    def begin_commit(self) -> CommitWork:
-        """The command that commits this unit. Whoever carries it out says `end_commit`."""
-        with self._lock:
-            self._check_open()
-            self._state = "committing"
-            acks = [
-                Ack(queue=queue, channel=channel, spans=merged_spans(spans))
-                for (queue, channel), spans in self._taken.items()
-            ]
-            return CommitWork(acks=acks, sends=list(self._puts.sends))
-
-    def end_commit(self, state: str) -> None:
-        """The commit was done (`committed`), or was not and may be tried again (`open`)."""
-        self._state = state
-
-    def abandon(self) -> _Taken:
-        """Roll back as far as no command is needed: what is returned has still to be given back, or released."""
-        with self._lock:
-            if self._state != "open":
-                return {}
-            self._state = "rolled back"
-            taken, self._taken = self._taken, {}
-            self._puts = self._no_puts()
-            return taken
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
     def _return(self, queue: str, channel: str, spans: list[Span], error: str | None, until: float) -> None:
         spans = merged_spans(spans)

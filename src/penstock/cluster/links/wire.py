@@ -18,7 +18,8 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.commands import Command
-from penstock.core.errors import InvalidRequest, PackedError, PenstockError, is_made_of_more, pack_error, unpack_error
+from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.packed_error import PackedError, is_made_of_more, pack_error, unpack_error
 from penstock.core.storage.chunk import PackedBodies
 from penstock.core.traits import Home, Traits
 from penstock.server.shard import Tick

@@ -25,7 +25,7 @@ from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
 from penstock.core.delivery.demand import Waiter, WaitQueue
 from penstock.core.delivery.dispatch import Dispatch
 from penstock.core.delivery.groups import FifoIndex
-from penstock.core.delivery.redelivery import HORIZON_MS, LEASE_EXPIRED, Redelivery
+from penstock.core.delivery.redelivery import LEASE_EXPIRED, Redelivery
 from penstock.core.delivery.states import Event, State, after
 from penstock.core.delivery.window import UPCOMING_MAX, Cursor, Entry, Window
 from penstock.core.errors import ChunkDamaged
@@ -116,8 +116,6 @@ class Attempts:
         """All that is stored, comparable."""
         return {name: msgspec.to_builtins(record) for name, record in self.known.items()}
 
-
-__all__ = ["HORIZON_MS", "Channel"]
 
 _ACKED: Final = after[Event.ACK]
 

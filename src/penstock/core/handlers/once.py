@@ -22,7 +22,8 @@ import msgspec
 
 from penstock.core import commands
 from penstock.core.commands import Command, Once
-from penstock.core.errors import InvalidRequest, OverLimit, PackedError, PenstockError, pack_error, unpack_error
+from penstock.core.errors import InvalidRequest, OverLimit, PenstockError
+from penstock.core.packed_error import PackedError, pack_error, unpack_error
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes

@@ -36,8 +36,9 @@ from penstock.core.commands import (
     Seen,
     Stats,
 )
-from penstock.core.delivery.channel import HORIZON_MS, Channel
+from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.columns import DONE
+from penstock.core.delivery.redelivery import HORIZON_MS
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.states import Event, State
 from penstock.core.delivery.window import Cursor, Entry, Window, failed_later

@@ -56,16 +56,9 @@ from penstock.core.commands import (
     SetCredit,
     Subscribe,
 )
-from penstock.core.errors import (
-    AccessDenied,
-    InvalidRequest,
-    OverLimit,
-    PenstockError,
-    SessionNotFound,
-    Throttled,
-    pack_error,
-)
+from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
 from penstock.core.handlers.once import Marks
+from penstock.core.packed_error import pack_error
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.rest.problems import code_of

@@ -23,15 +23,8 @@ from typing import Any
 
 from penstock.core.commands import Delivery, Heartbeat
 from penstock.core.commands import Receive as ReceiveCommand
-from penstock.core.errors import (
-    AccessDenied,
-    BatchTooLarge,
-    InvalidRequest,
-    OverLimit,
-    PenstockError,
-    SessionNotFound,
-    pack_error,
-)
+from penstock.core.errors import AccessDenied, BatchTooLarge, InvalidRequest, OverLimit, PenstockError, SessionNotFound
+from penstock.core.packed_error import pack_error
 from penstock.protocols.http import Exchange, Terms
 from penstock.protocols.rest.endpoint import EndpointContext, Parameters, not_allowed
 from penstock.protocols.websocket.admission import admit, limits_of, principal_of, refuse_pages, session_number

@@ -24,7 +24,8 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from penstock.core.errors import AccessDenied, PenstockError, pack_error
+from penstock.core.errors import AccessDenied, PenstockError
+from penstock.core.packed_error import pack_error
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Terms
 from penstock.protocols.rest.endpoint import EndpointContext, Parameters, not_found
 from penstock.protocols.websocket.admission import Admitted, admit, limits_of, refuse_pages

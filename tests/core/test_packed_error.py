@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.core.errors import (
-    NotFound,
-    PackedError,
-    PenstockError,
-    QueueNotFound,
-    is_made_of_more,
-    pack_error,
-    unpack_error,
-)
+from penstock.core.errors import NotFound, PenstockError, QueueNotFound
+from penstock.core.packed_error import PackedError, is_made_of_more, pack_error, unpack_error
 from penstock.server.partition_map import PartitionMoved
 
 
