@@ -120,7 +120,7 @@ def test_a_wrong_option_reaches_the_user(queues: Queues) -> None:
     assert "Traceback" not in str(told.value)
     for says, options in (
         ("there is no queue", {}),
-        ("server 127.0.0.1:9 ", {"url": "http://127.0.0.1:9", "timeout": "1"}),
+        ("http://127.0.0.1:9 cannot be reached", {"url": "http://127.0.0.1:9", "timeout": "1"}),
         ("/nowhere holds no store", {"url": None, "path": "/nowhere"}),
     ):
         with pytest.raises(Exception, match=says) as told:
