@@ -41,7 +41,7 @@ def clickstream(ps: penstock.Penstock) -> dict[str, Any]:
         "dead": {
             "clicks: check failed: it has a page": 1,
             "clicks: check failed: the status is one of HTTP": 1,
-            "clicks: the body is no JSON": 1,
+            "clicks: the body is not JSON": 1,
         },
     }
 

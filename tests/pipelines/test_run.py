@@ -387,28 +387,28 @@ from pyspark import pipelines as dp
 from penstock.pipelines import queue
 
 @dp.table
-def orders():
+def bills():
     return queue("{q}-q").selectExpr("cast(value as string) as body")
 
 @dp.materialized_view
 def total():
-    return spark.table("orders").groupBy().count()
+    return spark.table("bills").groupBy().count()
 """
 
 
 def test_a_table_that_the_pipeline_did_not_make_is_never_dropped(queues: Queues) -> None:
     queues.send(2)
-    bench = Bench(queues, TABLE, "orders.py")
-    queues.spark.sql("create table orders using parquet as select 7L as id")
+    bench = Bench(queues, TABLE, "bills.py")
+    queues.spark.sql("create table bills using parquet as select 7L as id")
     with pytest.raises(InvalidDefinition) as caught:
         bench.run()
     assert str(caught.value).endswith(
-        "the catalogue has a table 'orders' that this pipeline did not make: give this table another name, "
+        "the catalogue has a table 'bills' that this pipeline did not make: give this table another name, "
         "or drop that one"
     )
-    assert [row.id for row in queues.spark.table("orders").collect()] == [7]
-    queues.spark.sql("drop table orders")
+    assert [row.id for row in queues.spark.table("bills").collect()] == [7]
+    queues.spark.sql("drop table bills")
     for rows in (2, 3):  # the second run finds the table that the first one made
         assert bench.run().state == "done"
-        assert queues.spark.table("orders").count() == rows
+        assert queues.spark.table("bills").count() == rows
         queues.send(1, start=9)

@@ -1247,7 +1247,7 @@ def test_a_handler_hears_that_its_client_left_in_the_middle_of_the_body() -> Non
             await until(lambda: bool(server.http.counters.requests))
             writer.transport.abort()
             await until(lambda: taking.failure is not None)
-            assert server.http.budget.held_bytes == 0
+            await until(lambda: server.http.budget.held_bytes == 0)
 
     run(main())
 

@@ -582,7 +582,7 @@ def _kept_names(principal: Principal, name: str) -> list[str]:
 
 def _need_some_write(principal: Principal) -> None:
     if not principal.has("write"):
-        raise AccessDenied(f"{principal.name!r} has no write right on any queue")
+        raise AccessDenied(f"{principal.name} needs the right to write at least one queue")
 
 
 def _staged(staging: Staging, tokens: list[str], pieces: list[str]) -> dict[str, tuple[str, int]]:
