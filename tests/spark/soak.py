@@ -1,15 +1,23 @@
-"""Exactly once, however often driver and server are killed: `python -m tests.spark.soak --kills 20 --messages 1000000`.
+"""Exactly once, whatever is killed, however often: `python -m tests.spark.soak --kills 50 --messages 1000000`.
 
-A queue is copied by two streams, into Parquet files and (transformed) into another queue. Meanwhile SIGKILL hits the
-driver with all its processes, or the server, at random moments; each is started again. In the end every message must
-be there once, in both places. A driver that fails by itself (Spark gives a Python ten seconds to start, and a busy
-machine does not) is started again, as its owner would do: that is a crash like the others.
+A queue is copied by two streams, into Parquet files and (transformed) into another queue. They run on a
+standalone cluster with two executors. Meanwhile SIGKILL hits, at random moments:
+
+    driver      the Spark program and its JVM, at once
+    jvm         its JVM alone: the program sees streams that fail, and ends
+    executor    one of the two executors: Spark starts another one, and does its tasks again
+    server      the server
+
+What was killed is started again, unless Spark does it. In the end every message must be there once, in both places. A
+driver that fails by itself (Spark gives a Python ten seconds to start, and a busy machine does not) is started again,
+as its owner would do: that is a crash like the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -29,10 +37,13 @@ from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.arrow import BASE_COLUMNS
 from penstock.wire.pieces import Target, encode_section
-from tests.compat.server import ROOT, Server
+from tests.compat.server import ROOT, Server, serving
+from tests.spark.test_clusters import standalone
 
+VICTIMS = ("driver", "jvm", "executor", "server")
 _RUN = 4_000
 ENDLESS_S = 3_600
+PATIENCE_S = 120
 FAILURES_MAX = 10
 
 
@@ -48,10 +59,13 @@ def send_numbers(url: str, count: int) -> None:
 class Driver:
     """The Spark program, in a process group of its own."""
 
-    def __init__(self, url: str, directory: Path, batch_messages: int, job: str = "copy") -> None:
-        self._command = [sys.executable, "-m", "tests.spark.jobs", job, "local[2]", url, str(directory)]
+    def __init__(
+        self, url: str, directory: Path, batch_messages: int, job: str = "copy", master: str = "local[2]"
+    ) -> None:
+        self._command = [sys.executable, "-m", "tests.spark.jobs", job, master, url, str(directory)]
         self._log_path = directory / "driver.log"
-        self._environment = os.environ | {"BATCH_MESSAGES": str(batch_messages)}
+        here = {"spark.executorEnv.PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        self._environment = os.environ | {"BATCH_MESSAGES": str(batch_messages), "SPARK_SETTINGS": json.dumps(here)}
         self.process: subprocess.Popen[bytes]
         self.failures = 0
 
@@ -72,6 +86,12 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
+    def kill_jvm(self) -> bool:
+        """Its JVM alone. The program has to end by itself, and to say that it failed; False if it was done before."""
+        for jvm in descendants(self.process.pid, "SparkSubmit"):
+            os.kill(jvm, signal.SIGKILL)
+        return self.process.wait(PATIENCE_S) != 0
+
     def start_after_failure(self) -> None:
         """It ended by itself, and not well."""
         self.failures += 1
@@ -83,37 +103,68 @@ class Driver:
         return self._log_path.read_text(errors="replace")[-5_000:]
 
 
-def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages: int, chance: random.Random) -> int:
-    """Copy under fire. Returns how many kills hit; raises `AssertionError` unless everything is there once."""
+def descendants(pid: int, named: str) -> list[int]:
+    """The processes below a process that were started with a command like this."""
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        if named in Path(f"/proc/{pid}/cmdline").read_text():
+            found.append(pid)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += descendants(int(child), named)
+    return found
+
+
+def soak(
+    directory: Path, *, messages: int, kills: Iterator[str], batch_messages: int, chance: random.Random
+) -> Counter[str]:
+    """Copy under fire. Returns what was killed how often; raises `AssertionError` unless everything is there once."""
     (directory / "server").mkdir()
-    server = Server(directory / "server").start()
-    url = f"http://127.0.0.1:{server.http_port}"
-    driver = Driver(url, directory, batch_messages)
-    hits = 0
-    try:
+    with standalone(directory) as master, serving(directory / "server") as server:
+        url = f"http://127.0.0.1:{server.http_port}"
+        driver = Driver(url, directory, batch_messages, master=master)
+        hits: Counter[str] = Counter()
         send_numbers(url, messages)
         driver.start()
-        for victim in kills:
-            if not wait_for(driver):
-                break
-            time.sleep(chance.uniform(0.2, 3.0))
-            if driver.process.poll() == 0:
-                break
-            hits += 1
-            print(f"{hits}: kill the {victim}", flush=True)
-            if victim == "server":
-                server.kill()
-                server.start()
-            else:
-                driver.kill()
-                driver.start()
-        while driver.process.wait(ENDLESS_S) != 0:
-            driver.start_after_failure()
-        check(url, directory, messages)
-    finally:
-        driver.kill()
-        server.kill()
+        try:
+            for victim in kills:
+                while not (done := not wait_for(driver)):
+                    time.sleep(chance.uniform(0.2, 6.0))
+                    if kill(victim, driver, server, chance):
+                        hits[victim] += 1
+                        print(f"{hits.total()}: {victim} killed", flush=True)
+                        break
+                if done:
+                    break
+            while driver.process.wait(ENDLESS_S) != 0:
+                driver.start_after_failure()
+            check(url, directory, messages)
+        finally:
+            driver.kill()
     return hits
+
+
+def kill(victim: str, driver: Driver, server: Server, chance: random.Random) -> bool:
+    """Kill it, and start again what does not start by itself. False if there is nothing to kill."""
+    if driver.process.poll() is not None:
+        return False
+    match victim:
+        case "server":
+            server.kill()
+            server.start()
+        case "driver":
+            driver.kill()
+            driver.start()
+        case "jvm":
+            if not driver.kill_jvm():
+                return False
+            driver.start()
+        case "executor":
+            executors = descendants(os.getpid(), "CoarseGrainedExecutorBackend")
+            if not executors:
+                return False
+            os.kill(chance.choice(executors), signal.SIGKILL)
+    return True
 
 
 def wait_for(driver: Driver) -> bool:
@@ -141,8 +192,6 @@ def check(url: str, directory: Path, messages: int) -> None:
 
 def files_output(directory: Path) -> list[str]:
     """What the file sink has committed: what its log names, and nothing else that lies there."""
-    import json
-
     names: set[str] = set()
     logs = sorted((directory / "_spark_metadata").glob("[0-9]*"), key=lambda path: int(path.name.partition(".")[0]))
     for log in logs:
@@ -168,19 +217,20 @@ def difference(found: Counter[str], expected: Counter[str]) -> str:
 def main() -> None:
     """The full one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     chance = random.Random(options.seed)
-    victims = (chance.choice(["server", "driver"]) for _ in range(options.kills))
+    victims = [VICTIMS[number % len(VICTIMS)] for number in range(options.kills)]
+    chance.shuffle(victims)
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
         hits = soak(
-            Path(directory), messages=options.messages, kills=victims, batch_messages=options.batch, chance=chance
+            Path(directory), messages=options.messages, kills=iter(victims), batch_messages=options.batch, chance=chance
         )
-    print(f"{options.messages} messages, {hits} kills: each once in the files and in the queue", flush=True)
+    print(f"{options.messages} messages, {dict(hits)} killed: each once in the files and in the queue", flush=True)
 
 
 if __name__ == "__main__":

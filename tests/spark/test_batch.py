@@ -118,9 +118,14 @@ def test_a_wrong_option_reaches_the_user(queues: Queues) -> None:
     with pytest.raises(Exception, match="did you mean minPartitions") as told:
         queues.reader(minPartition="2").count()
     assert "Traceback" not in str(told.value)
-    with pytest.raises(Exception, match="there is no queue") as told:
-        queues.reader().count()
-    assert "Traceback" not in str(told.value)
+    for says, options in (
+        ("there is no queue", {}),
+        ("http://127.0.0.1:9 cannot be reached", {"url": "http://127.0.0.1:9", "timeout": "1"}),
+        ("/nowhere holds no store", {"url": None, "path": "/nowhere"}),
+    ):
+        with pytest.raises(Exception, match=says) as told:
+            queues.reader(**options).count()
+        assert "Traceback" not in str(told.value)
 
 
 def test_a_batch_takes_nothing(queues: Queues) -> None:

@@ -85,6 +85,8 @@ def test_spark_gives_wrong_answers_where_a_source_in_python_lets_filters_be_push
     frame = spark.read.format("numbers_pushed").load()
     assert [frame.count(), frame.where("id >= 90").count()] == [100, 10]
     assert frame.count() == 10, "it should be 100"
+    frame.where("id >= 95").explain()
+    assert frame.count() == 5, "a query that never ran has changed it"
 
 
 @pytest.mark.parametrize("path", [False, True])
@@ -103,8 +105,10 @@ def test_a_schema_of_some_columns_reads_these(queues: Queues, spark: Any, path: 
 def test_dead_letters_tell_why_from_where_and_what_happened(queues: Queues, path: bool) -> None:
     name = queues.create(max_receives=2)
     queues.send(3)
+    ids: set[str] = set()
     for error in ("no tea", "no cups"):
         taken = queues.rest("POST", f"/v1/queues/{name}/receive", {"max": 10, "wait": 0})["messages"]
+        ids |= {message["id"] for message in taken if message["body"] == "1"}
         receipts = [message["receipt"] for message in taken if message["body"] == "1" or error == "no tea"]
         queues.rest("POST", f"/v1/queues/{name}/release", {"receipts": receipts, "error": error, "delay": 0})
     queues.send(2, start=3)
@@ -112,6 +116,7 @@ def test_dead_letters_tell_why_from_where_and_what_happened(queues: Queues, path
     (row,) = frame.where("deadReason is not null").collect()
     assert (row.topic, bytes(row.value), row.deadReason, row.attempts) == (f"{name}.dead", b"1", "no cups", 2)
     assert (row.deadOrigin.queue, row.deadOrigin.channel, row.deadOrigin.offset) == (name, "main", 1)
+    assert {row.deadOrigin.id} == ids, "the id that it was sent with"
     assert [(each.attempt, each.error) for each in row.history] == [(1, "no tea"), (2, "no cups")]
     alive = frame.where("history is null and attempts is null and deadOrigin is null")
     assert {3, 4} <= set(queues.numbers(alive))

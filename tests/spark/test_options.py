@@ -37,6 +37,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"url": "localhost"}, False, "write penstock://host:9325 or http://host:9325"),
         ({"url": "http://a:1,b:x"}, False, "'http://a:1,b:x' is no address of a server"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
+        ({"url": None, "path": "s3a://bucket/data"}, False, "'s3a://bucket/data': it must be a data directory"),
         ({"startingOffsets": "newest"}, False, "earliest, latest, latest-10 or"),
         ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
         ({"startingOffsets": '{"orders": {}}'}, False, "-2 is earliest"),
@@ -92,6 +93,11 @@ def test_names_of_options_are_the_same_in_any_case() -> None:
 @pytest.mark.parametrize("url", ["localhost:9325", "penstock://a,b:9325", "http://a:9325,b:9325/", "https://a"])
 def test_a_url_is_what_connect_takes(url: str) -> None:
     assert parse(url=url).where.url == url
+
+
+@pytest.mark.parametrize("path", ["/data", "file:/data", "file:///data"])
+def test_a_path_may_be_written_as_spark_writes_it(path: str) -> None:
+    assert parse(url=None, path=path).where.path == "/data"
 
 
 def test_offsets_are_words_or_numbers() -> None:

@@ -275,3 +275,16 @@ def test_a_queue_without_main_is_empty_when_the_stream_has_read_it(queues: Queue
     queues.run(queues.stream())  # which acknowledges what the first run has done
     assert queues.output() == list(range(100))
     assert queues.records() == []
+
+
+def test_a_wrong_option_of_a_stream_reaches_the_user(queues: Queues) -> None:
+    queues.create()
+    for says, options in (
+        ("did you mean maxOffsetsPerTrigger", {"maxOffsetPerTrigger": "2"}),
+        ("endingOffsets is for a batch", {"endingOffsets": "latest"}),
+        ("there is no queue 'nosuch'", {"subscribe": "nosuch"}),
+        ("its end is 0", {"startingOffsets": f'{{"{queues.name()}": {{"0": 7}}}}'}),
+    ):
+        with pytest.raises(Exception, match=says) as told:
+            queues.run(queues.stream(**options))
+        assert "Traceback" not in str(told.value)

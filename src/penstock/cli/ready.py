@@ -146,15 +146,11 @@ def redrive(
 
     penstock pipeline run redrive --queue orders.dead --where "error like '%timeout%'" --send
     """
-    import penstock
     from penstock.pipelines.ready.redrive import redrive
 
-    place = _where(url, token)
-    with (
-        _running("redrive", master, as_json) as (spark, display, stop),
-        penstock.connect(str(place.url), token=place.token) as ps,
-    ):
-        done = redrive(spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display, stop=stop)
+    more: Any = {"predicate": where, "send": send, "to": to, "rate": rate}
+    with _running("redrive", master, as_json) as (spark, display, stop):
+        done = redrive(spark, _where(url, token), queue or (), display=display, stop=stop, **more)
     if not as_json:
         for title, rows in done.analysis.items():
             print_rows(rows, False, f"Dead letters: {title}")

@@ -81,6 +81,8 @@ PERMANENT_ERRORS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "A
 _ERROR_LINE = re.compile(
     r"^\s*(?:[\w.]*\.)?(\w+(?:Error|Exception)|InvalidOption|DataLoss|InvalidRow|ServerFailed): (.+)$"
 )
+_OURS = re.compile(r"\bpenstock\.[\w.]+\.(\w+): (.+)$")
+"""One of ours, without its traceback, has Spark's words before it."""
 _WRAPPERS = ("PythonException", "SparkException", "StreamingQueryException", "ForeachBatchUserFuncException")
 """Errors that only say that there was another one."""
 
@@ -124,13 +126,16 @@ def reason_of(error: BaseException) -> str:
 
     >>> reason_of(Exception("[STREAM_FAILED] Query ..." + chr(10) + "  penstock.spark.errors.DataLoss: 3 are gone"))
     'DataLoss: 3 are gone'
+    >>> reason_of(Exception("[STREAM_FAILED] perform latestOffset: penstock.spark.errors.DataLoss: 3 are gone"))
+    'DataLoss: 3 are gone'
     >>> reason_of(ValueError("no such thing"))
     'ValueError: no such thing'
     """
     if (missing := missing_connector(str(error))) is not None:
         return missing
     lines = str(error).splitlines() or [""]
-    found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
+    said = [match for line in lines if (match := _OURS.search(line) or _ERROR_LINE.match(line))]
+    found = [match for match in said if "Py4J" not in match[1]]
     ours = [match for match in found if match[1] in PERMANENT_ERRORS or match[1] == "ServerFailed"]
     users = [match for match in found if match[1] not in _WRAPPERS]
     for match in ours[:1] or users[-1:] or found[:1]:

@@ -46,12 +46,12 @@ class ServerFailed(SparkError):
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """What a user got wrong is told in one line: Spark leaves the traceback out of what this process reports.
+    """What we say ourselves is told in one line: Spark leaves the traceback out of what this process reports.
 
-    For the processes that plan a query: each is asked one thing, and ends when it has failed.
+    For the processes that Spark starts: each ends when something has failed.
     """
     try:
         yield
-    except InvalidOption:
+    except PenstockError:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise

@@ -287,6 +287,9 @@ def _is_for_kafka(name: str, known: tuple[str, ...]) -> bool:
     )
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
 def _where(given: _Given) -> Where:
     url, path = given.text("url"), given.text("path")
     if (url is None) == (path is None):
@@ -298,6 +301,12 @@ def _where(given: _Given) -> Where:
         Address.parse(url or "localhost:0")
     except InvalidRequest as error:
         raise InvalidOption(f"url: {error}") from None
+    if path is not None and (scheme := _SCHEME.match(path)) is not None:
+        if scheme[1].lower() != "file":
+            raise InvalidOption(
+                f"path is {path!r}: it must be a data directory that this machine and the executors see"
+            )
+        path = "/" + path[scheme.end() :].lstrip("/")
     if path is not None and given.text("token") is not None:
         raise InvalidOption("token is for a server (url); a data directory (path) takes none")
     timeout_s = given.number("timeout", 1) or DEFAULT_TIMEOUT_S

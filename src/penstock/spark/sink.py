@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.spark.errors import InvalidOption, ServerFailed, SparkError
+from penstock.spark.errors import InvalidOption, ServerFailed, SparkError, plain_errors
 from penstock.spark.options import SinkOptions
 from penstock.spark.rows import Pieces, Rows, check_columns, forget, publish
 from penstock.spark.server import Connection, answering_first
@@ -46,6 +46,7 @@ class _Writing:
         self.options = replace(self.options, where=answering_first(self.options.where))
         check_columns([(each.name, each.dataType.simpleString()) for each in schema], self.options.topic)
 
+    @plain_errors()
     def hand_over(self, iterator: Iterator[Any], token: str, mark: str) -> Written:
         """Stage or send the rows of one task: in the executors."""
         context = TaskContext.get()
@@ -57,6 +58,7 @@ class _Writing:
             messages = pieces.add_all(rows, iterator)
         return Written(messages, token, mark, pieces.names)
 
+    @plain_errors()
     def publish(self, messages: list[Any], number: int) -> None:
         """Have everything sent that the tasks have staged: in the driver."""
         written = [each for each in messages if isinstance(each, Written)]

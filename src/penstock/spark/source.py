@@ -186,8 +186,10 @@ class PenstockDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""
-        with plain_errors():
+        try:
             return StreamReader(SourceOptions.parse(self.options, streaming=True), columns_of(schema))
+        except InvalidOption as error:
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         """For `DataFrame.write`. (Spark plans each query in a new Python: readers do not wait for this import.)"""
@@ -231,7 +233,7 @@ def read_range(options: SourceOptions, columns: tuple[str, ...], partition: Inpu
         if check is not None:
             check.end()
 
-    with contextlib.closing(place):
+    with plain_errors(), contextlib.closing(place):
         yield from joined(found())
 
 
@@ -390,9 +392,9 @@ class ConsumingReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan: in the driver. How many messages each task may take, of whichever partition has them."""
         options = self.options
-        with contextlib.closing(open_place(options.where)) as place:
+        with plain_errors(), contextlib.closing(open_place(options.where)) as place:
             found = find_all(options, place, chosen_queues(options, place), ())
-        need_all_partitions(found)
+            need_all_partitions(found)
         ranges = [Range(at.queue, at.first, at.end, 0) for at in found.values() if at.end > at.first]
         return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions, options.records_max)]
 
@@ -474,6 +476,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- where it starts --
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:
         """Where a stream without a checkpoint starts. Spark may ask several times, and use one answer."""
         options = self.options
@@ -505,11 +508,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- how far it goes --
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         """Everything that is there now is read in this run, and nothing that comes later."""
         queues = chosen_queues(self.options, self.place)
         self._target = {part: at.end for part, at in self.place.find(queues).items()}
 
+    @plain_errors()
     def getDefaultReadLimit(self) -> ReadLimit:
         """How much Spark lets a batch have; both limits are kept to in `latestOffset`."""
         if self.options.max_offsets is not None:
@@ -518,6 +523,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self.options.max_bytes)
         return ReadMaxBytes(DEFAULT_BYTES_PER_TRIGGER)
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes."""
         at = StreamOffset.decode(start)
@@ -643,6 +649,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends |= {part: min(ends[part], max(found[part].cut, starts[part])) for part in waiting if part in found}
         return ends
 
+    @plain_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of the queues, where they are, and how far this stream is behind after the batch: for its progress.
 
@@ -669,6 +676,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- reading --
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan a batch: in the driver."""
         begin, stop = StreamOffset.decode(start), StreamOffset.decode(end)
@@ -699,6 +707,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- committing --
 
+    @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything before these offsets."""
         self._acknowledge(StreamOffset.decode(end))
@@ -720,3 +729,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._place is not None:
             self._place.close()
             self._place = None
+
+
+class RefusedStream(StreamReader):
+    """A stream with a wrong option. Spark does not tell what `streamReader` raises, but what a reader raises."""
+
+    def __init__(self, error: InvalidOption) -> None:
+        self._error = error
+        self._place = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error

@@ -122,7 +122,7 @@ def test_dead_letters_of_all_partitions_are_looked_at_and_go_back_once(wide: Wid
     name = settled(wide, ps, errors)
     dead = f"{name}.dead"
     until(lambda: ps.queue(dead).stats().messages == DEAD)
-    found = redrive(wide.spark, ps, [dead], where="error like 'timeout%'", send=True)
+    found = redrive(wide.spark, PipelinesWhere(wide.url), [dead], predicate="error like 'timeout%'", send=True)
     assert (found.dead_letters, found.chosen, found.moved, found.failed) == (DEAD, DEAD // 2, DEAD // 2, [])
     assert [(row["reason"], row["messages"]) for row in found.analysis["reasons"]] == [
         ("no tea", DEAD // 2),
@@ -131,7 +131,7 @@ def test_dead_letters_of_all_partitions_are_looked_at_and_go_back_once(wide: Wid
     until(lambda: wide.channels()["main"]["ready"] == DEAD // 2)
     back = take(ps, name, DEAD // 2)
     assert sorted(int(each.body) for each in back) == list(range(1, DEAD, 2))
-    again = redrive(wide.spark, ps, [dead])
+    again = redrive(wide.spark, PipelinesWhere(wide.url), [dead])
     assert again.dead_letters == DEAD // 2, "the others are still there"
 
 

@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.ready.redrive import redrive
+from penstock.pipelines.where import Where
 from tests.compat.server import Server
 from tests.spark.running import Queues
 
@@ -32,9 +33,9 @@ def dead(ps: Any, queues: Queues) -> str:
 
 
 def test_dead_letters_are_counted_by_reason_queue_hour_and_error(
-    spark: Any, ps: Any, queues: Queues, dead: str
+    spark: Any, where: Where, ps: Any, queues: Queues, dead: str
 ) -> None:
-    found = redrive(spark, ps, [dead])
+    found = redrive(spark, where, [dead])
     assert (found.dead_letters, found.chosen, found.moved) == (10, 10, 0)
     reasons = [(row["reason"], row["messages"]) for row in found.analysis["reasons"]]
     assert reasons == [("bad row", 7), ("timeout after # s", 3)]
@@ -46,32 +47,36 @@ def test_dead_letters_are_counted_by_reason_queue_hour_and_error(
     assert ps.queue(dead).stats().messages == 10
 
 
-def test_those_that_sql_chooses_go_back_where_they_came_from(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
-    found = redrive(spark, ps, [dead], where="error like 'timeout%' and value <> 'order 1'", send=True)
+def test_those_that_sql_chooses_go_back_where_they_came_from(
+    spark: Any, where: Where, ps: Any, queues: Queues, dead: str
+) -> None:
+    found = redrive(spark, where, [dead], predicate="error like 'timeout%' and value <> 'order 1'", send=True)
     assert (found.chosen, found.moved, found.failed) == (2, 2, [])
     back = ps.queue(queues.name("orders")).receive(max=10)
     assert sorted(message.text for message in back) == ["order 0", "order 2"]
     assert ps.queue(dead).stats().channels["main"].ready == 8
 
 
-def test_they_can_go_elsewhere(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
+def test_they_can_go_elsewhere(spark: Any, where: Where, ps: Any, queues: Queues, dead: str) -> None:
     other = queues.create("other")
-    assert redrive(spark, ps, [dead], send=True, to=other).moved == 10
+    assert redrive(spark, where, [dead], send=True, to=other).moved == 10
     assert ps.queue(other).stats().messages == 10
 
 
-def test_a_redrive_that_is_told_to_stop_is_cancelled(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
+def test_a_redrive_that_is_told_to_stop_is_cancelled(
+    spark: Any, where: Where, ps: Any, queues: Queues, dead: str
+) -> None:
     stop = threading.Event()
     stop.set()
-    found = redrive(spark, ps, [dead], send=True, rate=1, stop=stop)
+    found = redrive(spark, where, [dead], send=True, rate=1, stop=stop)
     assert found.failed == [f"{dead}: cancelled"]
     assert found.moved < 10
 
 
-def test_what_is_wrong_is_said(spark: Any, ps: Any, dead: str) -> None:
+def test_what_is_wrong_is_said(spark: Any, where: Where, ps: Any, dead: str) -> None:
     with pytest.raises(InvalidRequest, match="which dead-letter queues"):
-        redrive(spark, ps, [])
+        redrive(spark, where, [])
     with pytest.raises(InvalidRequest, match="where cannot be followed"):
-        redrive(spark, ps, [dead], where="colour = 'red'", send=True)
+        redrive(spark, where, [dead], predicate="colour = 'red'", send=True)
     with pytest.raises(penstock.NotFound):
-        redrive(spark, ps, ["nosuch.dead"])
+        redrive(spark, where, ["nosuch.dead"])

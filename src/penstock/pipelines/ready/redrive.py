@@ -1,7 +1,6 @@
 """Redrive: dead letters are looked at, chosen by SQL, and sent back to where they came from.
 
-Dead letters carry their history, which is not part of a message's columns in Spark; so they are read through the
-client, a page at a time, and handed to Spark as one Arrow table. There they are the view `dead_letters`:
+Spark reads them with their history, as anybody's Spark does. Here they are the view `dead_letters`:
 
     queue      string      the dead-letter queue
     sequence   bigint      its number there
@@ -21,18 +20,35 @@ client, a page at a time, and handed to Spark as one Arrow table. There they are
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import penstock
 from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.errors import reason_of
 from penstock.pipelines.progress import Display
+from penstock.pipelines.where import Where
 
 VIEW = "dead_letters"
-PAGE = 1_000
+COLUMNS = (
+    "topic as queue",
+    "offset as sequence",
+    "deadOrigin.id as id",
+    "coalesce(deadOrigin.queue, '') as origin",
+    "coalesce(deadOrigin.channel, '') as channel",
+    "coalesce(attempts, 0) as attempts",
+    "coalesce(deadReason, '') as error",
+    "coalesce(get(history, 0).error, '') as first_error",
+    "coalesce(get(history, size(history) - 1).session, '') as session",
+    "get(history, size(history) - 1).failedAt as failed_at",
+    "timestamp as sent_at",
+    "cast(key as string) as key",
+    "cast(value as string) as value",
+)
 MESSAGES_MAX = 1_000_000
+"""How many go back in one run."""
 TOP = 20
 _LOOK_S = 1.0
 
@@ -62,42 +78,43 @@ class Redriven:
 
 def redrive(
     spark: Any,
-    ps: Penstock,
+    where: Where,
     queues: Sequence[str],
     *,
-    where: str | None = None,
+    predicate: str | None = None,
     send: bool = False,
     to: str | None = None,
     rate: int | None = None,
-    messages_max: int = MESSAGES_MAX,
     display: Display | None = None,
     stop: threading.Event | None = None,
 ) -> Redriven:
-    """Look at the dead letters in some queues; with `send`, those that `where` (SQL) is true of go back.
+    """Look at the dead letters in some queues; with `send`, those that `predicate` (SQL) is true of go back.
 
     They go where they came from, or to the queue `to`; `rate` is how many a second at most. Without `send` nothing is
     moved, and `chosen` says how many would be. When `stop` is set, it ends; what was moved stays moved.
     """
     if not queues:
         raise InvalidRequest("say which dead-letter queues to look at, such as orders.dead")
-    table = read_dead_letters(ps, queues, messages_max)
-    frame = spark.createDataFrame(table)
-    frame.createOrReplaceTempView(VIEW)
-    try:
-        analysis = {name: [row.asDict() for row in spark.sql(asked).collect()] for name, asked in ANALYSES.items()}
-        chosen = _choose(frame, where)
-    finally:
-        spark.catalog.dropTempView(VIEW)
-    if not send:
-        return Redriven(table.num_rows, analysis, len(chosen))
-    found = Redriven(table.num_rows, analysis, len(chosen))
-    return _send(ps, found, chosen, to, rate, display, stop or threading.Event())
+    with penstock.connect(str(where.url), token=where.token) as ps:
+        for queue in queues:
+            ps.queue(queue).stats()  # an error that says so, where there is none
+        options = {**where.options(), "subscribe": ",".join(queues), "includeDeadLetters": "true"}
+        frame = spark.read.format("penstock").options(**options).load().selectExpr(*COLUMNS).cache()
+        frame.createOrReplaceTempView(VIEW)
+        try:
+            analysis = {name: [row.asDict() for row in spark.sql(asked).collect()] for name, asked in ANALYSES.items()}
+            chosen = _choose(frame, predicate)
+            found = Redriven(frame.count(), analysis, len(chosen))
+        finally:
+            spark.catalog.dropTempView(VIEW)
+            frame.unpersist()
+        return _send(ps, found, chosen, to, rate, display, stop or threading.Event()) if send else found
 
 
-def _choose(frame: Any, where: str | None) -> list[Any]:
+def _choose(frame: Any, predicate: str | None) -> list[Any]:
     try:
-        found = frame if where is None else frame.where(where)
-        rows: list[Any] = found.select("queue", "sequence").collect()
+        found = frame if predicate is None else frame.where(predicate)
+        rows: list[Any] = found.select("queue", "sequence").orderBy("queue", "sequence").limit(MESSAGES_MAX).collect()
     except Exception as error:
         raise InvalidRequest(f"where cannot be followed: {reason_of(error)}") from None
     return rows
@@ -115,7 +132,7 @@ def _send(
     moved = skipped = 0
     failed: list[str] = []
     for queue in sorted({row["queue"] for row in chosen}):
-        sequences = sorted(row["sequence"] for row in chosen if row["queue"] == queue)
+        sequences = [row["sequence"] for row in chosen if row["queue"] == queue]
         started = ps.redrive(queue, to=to, ids=sequences, rate=rate)
         while (task := started.wait(timeout=_LOOK_S)).status == "running":
             if display is not None:
@@ -131,57 +148,4 @@ def _send(
             failed.append(f"{queue}: {task.status}" + (f": {task.error}" if task.error else ""))
         if stop.is_set():
             break
-    return Redriven(found.dead_letters, found.analysis, found.chosen, moved, skipped, failed)
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def read_dead_letters(ps: Penstock, queues: Sequence[str], messages_max: int = MESSAGES_MAX) -> Any:
-    """Dead letters with their history, as an Arrow table; the oldest so many."""
-    import pyarrow as pa
-
-    text, time = pa.string(), pa.timestamp("us", tz="UTC")
-    schema = pa.schema(
-        [
-            *[(name, text) for name in ("queue", "id", "origin", "channel", "error", "first_error", "session")],
-            *[(name, time) for name in ("failed_at", "sent_at")],
-            *[("sequence", pa.int64()), ("attempts", pa.int32()), ("key", text), ("value", text)],
-        ]
-    )
-    batches, left = [], messages_max
-    for queue in queues:
-        for page in _pages(ps, queue, left):
-            left -= len(page)
-            batches.append(pa.RecordBatch.from_pylist(page, schema=schema))
-    return pa.Table.from_batches(batches, schema=schema)
-
-
-def _pages(ps: Penstock, queue: str, messages_max: int) -> Iterator[list[dict[str, Any]]]:
-    after, left, handle = -1, messages_max, ps.queue(queue)
-    while left > 0:
-        page = handle.browse(after=after, limit=min(PAGE, left))
-        if not page:
-            return
-        yield [_row(queue, message) for message in page]
-        after, left = page[-1].sequence, left - len(page)
-
-
-def _row(queue: str, message: Any) -> dict[str, Any]:
-    origin, history = message.origin, message.history
-    last = history[-1] if history else None
-    return {
-        "queue": queue,
-        "sequence": message.sequence,
-        "id": message.id,
-        "origin": "" if origin is None else origin.queue,
-        "channel": "" if origin is None else origin.channel,
-        "attempts": 0 if origin is None else origin.attempts,
-        "error": "" if last is None else last.error,
-        "first_error": history[0].error if history else "",
-        "session": "" if last is None else last.session,
-        "failed_at": None if last is None else round(last.failed_at * 1_000_000),
-        "sent_at": round(message.sent_at * 1_000_000),
-        "key": message.group,
-        "value": message.body.decode(errors="replace"),
-    }
+    return replace(found, moved=moved, skipped=skipped, failed=failed)
