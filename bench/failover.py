@@ -36,7 +36,8 @@ from penstock.server.settings import parse
 from tests.cluster.nodes import ProcessNode, bare_settings, until
 from tools.kafka import DEFAULT_SETTINGS, KafkaCluster
 
-SHARDS = 12
+SHARDS_EACH = 4
+"""So many shards has each node, on average."""
 PAUSE_S = 2.0
 """A node that stands still for so long keeps its shards."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -70,8 +71,10 @@ class Nodes:
 
     def __init__(self, kafka: KafkaCluster, cluster: str, count: int, directory: Path, more: str, source: str) -> None:
         names = [f"n{at}" for at in range(count)]
+        self.shards = SHARDS_EACH * count
         self._texts = {
-            name: bare_settings(kafka, cluster, name, directory / name, SHARDS, cluster_more=more) for name in names
+            name: bare_settings(kafka, cluster, name, directory / name, self.shards, cluster_more=more)
+            for name in names
         }
         self.nodes = {name: ProcessNode.with_settings(name, directory, text) for name, text in self._texts.items()}
         for node in self.nodes.values():
@@ -82,11 +85,10 @@ class Nodes:
         self.back_s: list[float] = []
         """For each node that was started again, how long it took after that until it had its share."""
 
-    @staticmethod
-    def _queue_of_each_shard() -> dict[int, str]:
+    def _queue_of_each_shard(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        for number in range(100 * SHARDS):
-            found.setdefault(shards_of(f"failover-{number}", 1, SHARDS)[0], f"failover-{number}")
+        for number in range(100 * self.shards):
+            found.setdefault(shards_of(f"failover-{number}", 1, self.shards)[0], f"failover-{number}")
         return found
 
     def start(self) -> None:
@@ -112,7 +114,7 @@ class Nodes:
         def is_even() -> bool:
             names = [name for name, _ in self.owners().values()]
             counts = [names.count(name) for name in self.nodes]
-            return all(names) and min(counts) >= SHARDS // len(counts) - 1
+            return all(names) and min(counts) >= SHARDS_EACH - 1
 
         until(is_even, "an even share", 180.0)
         time.sleep(2.0)
@@ -140,7 +142,7 @@ class Nodes:
 
     def _back_s(self, node: ProcessNode) -> float:
         """How long after it was ready a node that was started again served about its share, by its own metrics."""
-        began_s, share = time.monotonic(), max(1, SHARDS // len(self.nodes) - 1)
+        began_s, share = time.monotonic(), SHARDS_EACH - 1
 
         def serves_its_share() -> bool:
             with urllib.request.urlopen(f"{node.listening['http']['url']}/metrics", timeout=ATTEMPT_S) as answer:

@@ -18,7 +18,6 @@ from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.links.link import Link, NotReached
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
-from penstock.cluster.links.wire import AskNode
 from penstock.core.commands import (
     Ack,
     AddCredit,
@@ -205,16 +204,6 @@ async def test_a_shard_that_is_released_moves_who_waits_at_other_nodes() -> None
         assert isinstance(subscriber.error, ShardMoved)
         with pytest.raises(ShardMoved):
             await node.ask(ListQueues(), shard=1)
-
-
-@in_loop
-async def test_a_node_can_be_asked_for_what_no_shard_knows() -> None:
-    async with linked() as node:
-        with pytest.raises(InvalidRequest, match="nobody here answers that"):
-            await node.ask(AskNode(what="metrics"))
-        node.server.answer = lambda asked: asked.what.encode() * 2
-        assert await node.ask(AskNode(what="metrics")) == b"metricsmetrics"
-        assert await node.ask(ListQueues()) == []
 
 
 # -- cancelled receives ------------------------------------------------------------------------------------------------
