@@ -2,7 +2,8 @@
 
 Three brokers with Kafka's own default settings, N nodes with Penstock's, all processes. A node is killed with SIGKILL
 (the controller first, then each in turn), started again, and so on. At another node somebody sends to a queue in each
-of its shards: the time until the first send to each was confirmed is told, and of these the longest. With `--how stop`
+of its shards: the time until the first send to each was confirmed is told, and of these the longest. A Python client
+that goes to the owners itself sends to the same queues all the time: its longest gap is told, too. With `--how stop`
 the node stands still instead (SIGSTOP), until its shards were taken over. `--pauses` has a node that owns shards, the
 controller, the broker that leads the partitions topic and another broker stand still (SIGSTOP), for 0.5 to 8 s each,
 while clients send to every shard, and counts shards that move: none should because of two seconds, and none because of
@@ -66,6 +67,31 @@ class Pause(NamedTuple):
         return bool(self.moved) and (self.role in BROKERS or self.seconds <= PAUSE_S)
 
 
+class Failover(NamedTuple):
+    """A node's shards were taken over by others."""
+
+    victim: str
+    was_controller: bool
+    first_s: float
+    """Until a send to the first of its shards was confirmed, at another node..."""
+    last_s: float
+    """... and to the last."""
+    direct_s: float
+    """The longest time in which a client that goes to the owners itself had nothing confirmed..."""
+    direct_errors: int
+    """... and how many of its sends failed."""
+
+    @property
+    def text(self) -> str:
+        who = f"{self.victim}{' (controller)' if self.was_controller else ''}"
+        direct = f"{self.direct_s:.1f} s, {self.direct_errors} errors"
+        return f"{who}: {self.first_s:.1f} to {self.last_s:.1f} s; direct clients {direct}"
+
+
+def _address(node: ProcessNode) -> str:
+    return urllib.parse.urlsplit(node.listening["http"]["url"]).netloc
+
+
 class Nodes:
     """The nodes of one build."""
 
@@ -120,25 +146,41 @@ class Nodes:
         time.sleep(2.0)
         until(is_even, "an even share", 180.0)
 
-    def failover_s(self, victim: str, how: str) -> tuple[float, float]:
-        """The shortest and the longest time until a send to one of its shards was confirmed elsewhere."""
+    def failover(self, victim: str, how: str) -> Failover:
+        """A node is killed, or stands still until its shards were taken over."""
         shards = [shard for shard, (name, _) in self.owners().items() if name == victim]
-        witness = next(node for name, node in self.nodes.items() if name != victim)
-        address = urllib.parse.urlsplit(witness.listening["http"]["url"]).netloc
-        self.nodes[victim].signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        began_s, took_s = time.monotonic(), dict[int, float]()
-        threads = [
-            threading.Thread(target=self._send, args=(address, shard, began_s, took_s), daemon=True) for shard in shards
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S + ATTEMPT_S)
-        if how != "kill":
-            self.nodes[victim].signal(signal.SIGCONT)
+        was_controller = victim == self.controller()
+        others = [node for name, node in self.nodes.items() if name != victim]
+        address, *_ = addresses = [_address(node) for node in others]
+        url = f"penstock://{','.join([_address(self.nodes[victim]), *addresses])}"
+        with penstock.connect(url, routing="direct") as ps:
+            senders = [Sender("direct", ps.queue(self.queues[shard]).send, f"direct {shard}") for shard in shards]
+            for sender in senders:
+                sender.start()
+            until(lambda: all(sender.confirmed for sender in senders), "a first send", PATIENCE_S)
+            self.nodes[victim].signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            began_s, took_s = time.monotonic(), dict[int, float]()
+            threads = [
+                threading.Thread(target=self._send, args=(address, shard, began_s, took_s), daemon=True)
+                for shard in shards
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S + ATTEMPT_S)
+            served_s = time.monotonic()
+            until(lambda: all(it.confirmed[-1][0] > served_s for it in senders), "sends of direct clients", PATIENCE_S)
+            direct_s = max(sender.pause_s(began_s) for sender in senders)
+            if how != "kill":
+                self.nodes[victim].signal(signal.SIGCONT)
+            for sender in senders:
+                sender.stopping.set()
+            for sender in senders:
+                sender.join(PATIENCE_S)
         missing = set(shards) - set(took_s)
         assert shards and not missing, f"shards {missing} of {victim} were not served in {PATIENCE_S:g} s"
-        return min(took_s.values()), max(took_s.values())
+        errors = sum(len(sender.errors) for sender in senders)
+        return Failover(victim, was_controller, min(took_s.values()), max(took_s.values()), direct_s, errors)
 
     def _back_s(self, node: ProcessNode) -> float:
         """How long after it was ready a node that was started again served about its share, by its own metrics."""
@@ -173,19 +215,15 @@ class Nodes:
         """Who decides."""
         return next((row["node"] for row in self.look().nodes() if row["controller"]), "n0")
 
-    def kills(self, count: int, how: str) -> list[tuple[str, bool, float, float]]:
-        """So many failovers: the node, whether it was the controller, the first shard's time and the last's."""
+    def kills(self, count: int, how: str) -> list[Failover]:
+        """So many failovers: of the controller and of another node in turns."""
         found = []
         for number in range(count):
             controller = self.controller()
             others = [name for name in self.nodes if name != controller]
             victim = controller if number % 2 == 0 else others[number // 2 % len(others)]
-            first_s, last_s = self.failover_s(victim, how)
-            found.append((victim, victim == controller, first_s, last_s))
-            print(
-                f"  {victim}{' (controller)' if victim == controller else ''}: {first_s:.1f} to {last_s:.1f} s",
-                flush=True,
-            )
+            found.append(self.failover(victim, how))
+            print(f"  {found[-1].text}", flush=True)
             if how == "kill":
                 self.nodes[victim].start()
                 self.back_s.append(self._back_s(self.nodes[victim]))
@@ -314,19 +352,23 @@ def main() -> None:
                 paused = nodes.pauses(kafka) if given.pauses and build == "now" else []
             finally:
                 nodes.close()
-            lasts = [last_s for *_, last_s in found]
+            lasts = [each.last_s for each in found]
             if build == "now":
                 is_met = statistics.median(lasts) <= given.target and not any(each.is_false for each in paused)
-            each = ", ".join(f"{last_s:.1f}{' (controller)' if was else ''}" for _, was, _, last_s in found)
+            each = ", ".join(f"{it.last_s:.1f}{' (controller)' if it.was_controller else ''}" for it in found)
+            errors = sum(it.direct_errors for it in found)
+            direct = f"{max(it.direct_s for it in found):.1f} s, {errors} errors"
             moved = f"{statistics.median(moves_s):.1f} to {max(moves_s):.1f} s" if moves_s else ""
             back = f"{max(nodes.back_s):.1f} s" if nodes.back_s else ""
             memory = f"{min(memory_mb):.0f} to {max(memory_mb):.0f} MB"
-            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, back, memory, moved])
+            median, longest = f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s"
+            rows.append([build, median, longest, each, direct, back, memory, moved])
     header = (
         "build",
         "median",
         "longest",
         "each: the last shard of the node",
+        "direct clients: longest gap, errors",
         "a node started again has its share, at most",
         "memory of a node",
         "a move by hand",

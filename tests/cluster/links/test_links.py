@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
+import time
 from functools import partial
 from itertools import pairwise
 
@@ -69,7 +71,7 @@ from tests.cluster.links.linking import (
 from tests.ports import free_port
 
 LONG_MS = 600_000
-QUICK = LinkLimits(retry_timeout_s=0.2, backoff_s=0.01, handshake_s=30)
+QUICK = LinkLimits(retry_timeout_s=1.0, backoff_s=0.01, handshake_s=30)
 
 
 def send(*texts: bytes) -> Send:
@@ -456,6 +458,21 @@ async def test_commands_wait_for_a_node_that_starts_a_little_later() -> None:
     await link.close()
     await server.close()
     await host.close()
+
+
+@in_loop
+async def test_commands_do_not_wait_for_a_node_that_stands_still_and_takes_connections_all_the_same() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # nobody accepts, the system does
+        limits = LinkLimits(retry_timeout_s=0.2, handshake_s=30.0)
+        link = Link(f"127.0.0.1:{silent.getsockname()[1]}", identity("a"), limits)
+        began_s, first = time.monotonic(), Asked(link, 0, send(b"x"))
+        await asyncio.sleep(0.15)
+        second = Asked(link, 0, send(b"y"))
+        for each in (first, second):
+            with pytest.raises(NotReached):
+                await asyncio.wait_for(each.result(), 5.0)
+        assert time.monotonic() - began_s >= 0.35
+        await link.close()
 
 
 @in_loop
