@@ -2,11 +2,12 @@
 
 Three brokers with Kafka's own default settings, N nodes with Penstock's, all processes. A node is killed with SIGKILL
 (the controller first, then each in turn), started again, and so on. At another node somebody sends to a queue in each
-of its shards: the time until the first send to each was confirmed is told, and of these the longest. With `--how stop`
+of its shards: the time until the first send to each was confirmed is told, and of these the longest. A Python client
+that goes to the owners itself sends to the same queues all the time: its longest gap is told, too. With `--how stop`
 the node stands still instead (SIGSTOP), until its shards were taken over. `--pauses` has a node that owns shards, the
 controller, the broker that leads the partitions topic and another broker stand still (SIGSTOP), for 0.5 to 8 s each,
-while clients send to every shard, and counts shards that move: none should because of two seconds, and none because of
-a broker. `--against DIR` does the same with the sources of another build first.
+while clients send to every shard, and counts shards that are taken from their owner: none should because of two
+seconds, and none because of a broker. `--against DIR` does the same with the sources of another build first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from penstock.server.settings import parse
 from tests.cluster.nodes import ProcessNode, bare_settings, until
 from tools.kafka import DEFAULT_SETTINGS, KafkaCluster
 
-SHARDS = 12
+SHARDS_EACH = 4
+"""So many shards has each node, on average."""
 PAUSE_S = 2.0
 """A node that stands still for so long keeps its shards."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -54,7 +56,7 @@ class Pause(NamedTuple):
     role: str
     seconds: float
     moved: int
-    """Shards that got another owner."""
+    """Shards that were taken from their owner. One that is handed over, for the sake of balance, does not count."""
     gap_s: float
     """The longest time in which sends to one of the shards, at a node that went on, were not confirmed."""
     errors: int
@@ -65,13 +67,40 @@ class Pause(NamedTuple):
         return bool(self.moved) and (self.role in BROKERS or self.seconds <= PAUSE_S)
 
 
+class Failover(NamedTuple):
+    """A node's shards were taken over by others."""
+
+    victim: str
+    was_controller: bool
+    first_s: float
+    """Until a send to the first of its shards was confirmed, at another node..."""
+    last_s: float
+    """... and to the last."""
+    direct_s: float
+    """The longest time in which a client that goes to the owners itself had nothing confirmed..."""
+    direct_errors: int
+    """... and how many of its sends failed."""
+
+    @property
+    def text(self) -> str:
+        who = f"{self.victim}{' (controller)' if self.was_controller else ''}"
+        direct = f"{self.direct_s:.1f} s, {self.direct_errors} errors"
+        return f"{who}: {self.first_s:.1f} to {self.last_s:.1f} s; direct clients {direct}"
+
+
+def _address(node: ProcessNode) -> str:
+    return urllib.parse.urlsplit(node.listening["http"]["url"]).netloc
+
+
 class Nodes:
     """The nodes of one build."""
 
     def __init__(self, kafka: KafkaCluster, cluster: str, count: int, directory: Path, more: str, source: str) -> None:
         names = [f"n{at}" for at in range(count)]
+        self.shards = SHARDS_EACH * count
         self._texts = {
-            name: bare_settings(kafka, cluster, name, directory / name, SHARDS, cluster_more=more) for name in names
+            name: bare_settings(kafka, cluster, name, directory / name, self.shards, cluster_more=more)
+            for name in names
         }
         self.nodes = {name: ProcessNode.with_settings(name, directory, text) for name, text in self._texts.items()}
         for node in self.nodes.values():
@@ -82,11 +111,10 @@ class Nodes:
         self.back_s: list[float] = []
         """For each node that was started again, how long it took after that until it had its share."""
 
-    @staticmethod
-    def _queue_of_each_shard() -> dict[int, str]:
+    def _queue_of_each_shard(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        for number in range(100 * SHARDS):
-            found.setdefault(shards_of(f"failover-{number}", 1, SHARDS)[0], f"failover-{number}")
+        for number in range(100 * self.shards):
+            found.setdefault(shards_of(f"failover-{number}", 1, self.shards)[0], f"failover-{number}")
         return found
 
     def start(self) -> None:
@@ -102,45 +130,61 @@ class Nodes:
     def look(self) -> Inspection:
         return Inspection(self._options)
 
-    def owners(self) -> dict[int, tuple[str, int]]:
-        """Who serves each shard, and in which epoch."""
-        return {row["shard"]: (row["served_by"], row["epoch"]) for row in self.look().rows()}
+    def owners(self) -> dict[int, str]:
+        """Who serves each shard."""
+        return {row["shard"]: row["served_by"] for row in self.look().rows()}
 
     def until_even(self) -> None:
         """Wait until each node has its share, and nothing has moved for a moment."""
 
         def is_even() -> bool:
-            names = [name for name, _ in self.owners().values()]
+            names = list(self.owners().values())
             counts = [names.count(name) for name in self.nodes]
-            return all(names) and min(counts) >= SHARDS // len(counts) - 1
+            return all(names) and min(counts) >= SHARDS_EACH - 1
 
         until(is_even, "an even share", 180.0)
         time.sleep(2.0)
         until(is_even, "an even share", 180.0)
 
-    def failover_s(self, victim: str, how: str) -> tuple[float, float]:
-        """The shortest and the longest time until a send to one of its shards was confirmed elsewhere."""
-        shards = [shard for shard, (name, _) in self.owners().items() if name == victim]
-        witness = next(node for name, node in self.nodes.items() if name != victim)
-        address = urllib.parse.urlsplit(witness.listening["http"]["url"]).netloc
-        self.nodes[victim].signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        began_s, took_s = time.monotonic(), dict[int, float]()
-        threads = [
-            threading.Thread(target=self._send, args=(address, shard, began_s, took_s), daemon=True) for shard in shards
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S + ATTEMPT_S)
-        if how != "kill":
-            self.nodes[victim].signal(signal.SIGCONT)
+    def failover(self, victim: str, how: str) -> Failover:
+        """A node is killed, or stands still until its shards were taken over."""
+        shards = [shard for shard, name in self.owners().items() if name == victim]
+        was_controller = victim == self.controller()
+        others = [node for name, node in self.nodes.items() if name != victim]
+        address, *_ = addresses = [_address(node) for node in others]
+        url = f"penstock://{','.join([_address(self.nodes[victim]), *addresses])}"
+        with penstock.connect(url, routing="direct") as ps:
+            senders = [Sender("direct", ps.queue(self.queues[shard]).send, f"direct {shard}") for shard in shards]
+            for sender in senders:
+                sender.start()
+            until(lambda: all(sender.confirmed for sender in senders), "a first send", PATIENCE_S)
+            self.nodes[victim].signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            began_s, took_s = time.monotonic(), dict[int, float]()
+            threads = [
+                threading.Thread(target=self._send, args=(address, shard, began_s, took_s), daemon=True)
+                for shard in shards
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S + ATTEMPT_S)
+            served_s = time.monotonic()
+            until(lambda: all(it.confirmed[-1][0] > served_s for it in senders), "sends of direct clients", PATIENCE_S)
+            direct_s = max(sender.pause_s(began_s) for sender in senders)
+            if how != "kill":
+                self.nodes[victim].signal(signal.SIGCONT)
+            for sender in senders:
+                sender.stopping.set()
+            for sender in senders:
+                sender.join(PATIENCE_S)
         missing = set(shards) - set(took_s)
         assert shards and not missing, f"shards {missing} of {victim} were not served in {PATIENCE_S:g} s"
-        return min(took_s.values()), max(took_s.values())
+        errors = sum(len(sender.errors) for sender in senders)
+        return Failover(victim, was_controller, min(took_s.values()), max(took_s.values()), direct_s, errors)
 
     def _back_s(self, node: ProcessNode) -> float:
         """How long after it was ready a node that was started again served about its share, by its own metrics."""
-        began_s, share = time.monotonic(), max(1, SHARDS // len(self.nodes) - 1)
+        began_s, share = time.monotonic(), SHARDS_EACH - 1
 
         def serves_its_share() -> bool:
             with urllib.request.urlopen(f"{node.listening['http']['url']}/metrics", timeout=ATTEMPT_S) as answer:
@@ -171,19 +215,15 @@ class Nodes:
         """Who decides."""
         return next((row["node"] for row in self.look().nodes() if row["controller"]), "n0")
 
-    def kills(self, count: int, how: str) -> list[tuple[str, bool, float, float]]:
-        """So many failovers: the node, whether it was the controller, the first shard's time and the last's."""
+    def kills(self, count: int, how: str) -> list[Failover]:
+        """So many failovers: of the controller and of another node in turns."""
         found = []
         for number in range(count):
             controller = self.controller()
             others = [name for name in self.nodes if name != controller]
             victim = controller if number % 2 == 0 else others[number // 2 % len(others)]
-            first_s, last_s = self.failover_s(victim, how)
-            found.append((victim, victim == controller, first_s, last_s))
-            print(
-                f"  {victim}{' (controller)' if victim == controller else ''}: {first_s:.1f} to {last_s:.1f} s",
-                flush=True,
-            )
+            found.append(self.failover(victim, how))
+            print(f"  {found[-1].text}", flush=True)
             if how == "kill":
                 self.nodes[victim].start()
                 self.back_s.append(self._back_s(self.nodes[victim]))
@@ -194,11 +234,11 @@ class Nodes:
         """How long it takes, each time, until another node serves a shard that somebody moves by hand."""
         found = []
         for shard in range(count):
-            server = self.owners()[shard][0]
+            server = self.owners()[shard]
             target = next(name for name in self.nodes if name != server)
             began_s = time.monotonic()
             self.look().move(shard, target)
-            while self.owners()[shard][0] != target:
+            while self.owners()[shard] != target:
                 assert time.monotonic() - began_s < PATIENCE_S, f"shard {shard} did not move to {target}"
                 time.sleep(0.05)
             found.append(time.monotonic() - began_s)
@@ -224,7 +264,7 @@ class Nodes:
     def _pause(self, kafka: KafkaCluster, role: str, seconds: float) -> Pause:
         controller, leader = self.controller(), self._leader(kafka)
         owner, witness = [name for name in self.nodes if name != controller][:2]
-        before = self.owners()
+        before = self.look().ledger.shards
         with penstock.connect(self.nodes[witness].listening["http"]["url"]) as ps:
             senders = [Sender(name, ps.queue(name).send, name) for name in self.queues.values()]
             for sender in senders:
@@ -247,8 +287,11 @@ class Nodes:
                 sender.stopping.set()
             for sender in senders:
                 sender.join(PATIENCE_S)
-        after = self.owners()
-        moved = sum(before[shard] != after[shard] for shard in before)
+        after = self.look().ledger.shards
+        moved = sum(
+            it.epoch - before[shard].epoch > 1 or (it.epoch != before[shard].epoch and not it.after)
+            for shard, it in after.items()
+        )
         return Pause(role, seconds, moved, gap_s, sum(len(sender.errors) for sender in senders))
 
     def _leader(self, kafka: KafkaCluster) -> int:
@@ -312,19 +355,23 @@ def main() -> None:
                 paused = nodes.pauses(kafka) if given.pauses and build == "now" else []
             finally:
                 nodes.close()
-            lasts = [last_s for *_, last_s in found]
+            lasts = [each.last_s for each in found]
             if build == "now":
                 is_met = statistics.median(lasts) <= given.target and not any(each.is_false for each in paused)
-            each = ", ".join(f"{last_s:.1f}{' (controller)' if was else ''}" for _, was, _, last_s in found)
+            each = ", ".join(f"{it.last_s:.1f}{' (controller)' if it.was_controller else ''}" for it in found)
+            errors = sum(it.direct_errors for it in found)
+            direct = f"{max(it.direct_s for it in found):.1f} s, {errors} errors"
             moved = f"{statistics.median(moves_s):.1f} to {max(moves_s):.1f} s" if moves_s else ""
             back = f"{max(nodes.back_s):.1f} s" if nodes.back_s else ""
             memory = f"{min(memory_mb):.0f} to {max(memory_mb):.0f} MB"
-            rows.append([build, f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s", each, back, memory, moved])
+            median, longest = f"{statistics.median(lasts):.1f} s", f"{max(lasts):.1f} s"
+            rows.append([build, median, longest, each, direct, back, memory, moved])
     header = (
         "build",
         "median",
         "longest",
         "each: the last shard of the node",
+        "direct clients: longest gap, errors",
         "a node started again has its share, at most",
         "memory of a node",
         "a move by hand",

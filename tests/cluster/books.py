@@ -33,6 +33,7 @@ ARRIVES_IN = {
 }
 """Where a message that was sent to a queue has to be received. `once` may lose."""
 ONCE = "once"
+VIOLATIONS = ("lost", "after ack", "disorder", "at most", "moved twice", "left", "unserved")
 SENT_TO = (*ARRIVES_IN, ONCE)
 
 
@@ -55,14 +56,22 @@ class Report:
     silence_s: float
     silent_queue: str
     by_queue: str
-    """Sent / received / acknowledged."""
+    """Sent / received / acknowledged, and the silence."""
     violations: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    witness: tuple[str, ...] = ()
+    """What the second opinion says in short."""
 
     @property
     def is_good(self) -> bool:
         """Whether everything is as it must be."""
         return not any(self.violations.values())
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of docs/cluster.md."""
+        counts = (self.sent, self.acknowledged, self.received, *(len(self.violations[it]) for it in VIOLATIONS))
+        return [self.name, *(f"{count:,}" for count in counts), str(self.duplicates), f"{self.silence_s:.0f} s"]
 
     def __str__(self) -> str:
         broken = ", ".join(f"{name} {len(found)}" for name, found in self.violations.items())
@@ -71,7 +80,7 @@ class Report:
             f"received {self.received}, {broken}, duplicates {self.duplicates}, errors {self.errors.total()}, "
             f"longest silence {self.silence_s:.1f} s ({self.silent_queue})"
         ]
-        lines.append(f"    sent/received/acknowledged: {self.by_queue}")
+        lines.append(f"    sent/received/acknowledged, silence: {self.by_queue}")
         lines += [f"    {name}: {', '.join(found[:10])}" for name, found in self.violations.items() if found]
         lines += [f"    {count} times: {error}" for error, count in self.errors.most_common(8)]
         return "\n".join([*lines, *(f"    {remark}" for remark in self.remarks)])
@@ -178,10 +187,19 @@ class Books:
         names = sorted({*self._confirmed, *self._received})
         return ", ".join(
             f"{name} {len(self._confirmed.get(name, ()))}/{len(self._received.get(name, ()))}/{acked[name]}"
+            f" {self._silence_s.get(name, 0.0):.1f} s"
             for name in names
         )
 
-    def report(self, name: str, seed: int, left: list[str], unserved: list[str], remarks: list[str]) -> Report:
+    def report(
+        self,
+        name: str,
+        seed: int,
+        left: list[str],
+        unserved: list[str],
+        remarks: list[str],
+        witness: tuple[str, ...] = (),
+    ) -> Report:
         """Count."""
         lost = self.missing()
         with self._lock:
@@ -208,4 +226,5 @@ class Books:
                     "unserved": unserved,
                 },
                 remarks=tuple(remarks),
+                witness=witness,
             )

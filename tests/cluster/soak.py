@@ -31,10 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
-from tests.cluster.books import Books, Report
+from bench.measure import table
+from tests.cluster.books import VIOLATIONS, Books, Report
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.ownership.fencing import Rules, search
-from tests.cluster.witness import Witness
+from tests.cluster.witness import KINDS, Witness
 from tests.cluster.world import NAMES, Fault, ShardsWorld, World, world
 from tools.kafka import DEFAULT_SETTINGS
 
@@ -130,7 +131,8 @@ def run(
                 load.stop()
             for load in loads:
                 found.remarks += load.join()
-        report = books.report(chosen.name, seed, left, unserved, [*found.remarks, *witness.lines()])
+        remarks = [*found.remarks, *witness.lines()]
+        report = books.report(chosen.name, seed, left, unserved, remarks, tuple(witness.cells()))
         report.violations["witness"] = witness.problems
         return report
 
@@ -203,16 +205,28 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # brokers end, and file systems are unmounted
     good = given.no_model or model()
     first_seed = random.randrange(1_000_000) if given.first_seed is None else given.first_seed
-    for seed in range(first_seed, first_seed + given.seeds):
-        for configuration in CONFIGURATIONS:
-            if configuration.name in (given.config or names):
-                good = _run_and_tell(configuration, seed, given) and good
-    sys.exit(0 if good else 1)
+    reports = [
+        _run_and_tell(configuration, seed, given)
+        for seed in range(first_seed, first_seed + given.seeds)
+        for configuration in CONFIGURATIONS
+        if configuration.name in (given.config or names)
+    ]
+    print(_tables([report for report in reports if report is not None]))
+    sys.exit(0 if good and all(report is not None and report.is_good for report in reports) else 1)
 
 
-def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Namespace) -> bool:
+def _tables(reports: list[Report]) -> str:
+    """As docs/cluster.md has them."""
+    header = ("configuration", "sent", "acknowledged", "received", *VIOLATIONS, "duplicates", "longest silence")
+    counts = table(header, [report.cells for report in reports])
+    clients = table(("errors, longest gap of", *KINDS), [[report.name, *report.witness] for report in reports])
+    return f"\n{counts}\n\n{clients}"
+
+
+def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Namespace) -> Report | None:
+    """None if it could not be run."""
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name:
-        directory, is_good = Path(name), False
+        directory, report = Path(name), None
         try:
             properties = None if given.quick else DEFAULT_SETTINGS
             report = run(
@@ -223,7 +237,6 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
                 directory=directory,
                 properties=properties,
             )
-            is_good = report.is_good
             print(report, flush=True)
         except Exception as error:
             print(f"{configuration.name} (seed {seed}): could not be run: {type(error).__name__}: {error}", flush=True)
@@ -232,7 +245,7 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
             kept.mkdir(parents=True, exist_ok=True)
             for log in directory.glob("*.log"):
                 shutil.copy(log, kept)
-    return is_good
+    return report
 
 
 if __name__ == "__main__":

@@ -125,10 +125,10 @@ def _read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said of a shard long ago is there for a moment before what was said of it later."""
     at_once = membership.KafkaMembership._tell
 
-    def later(self: membership.KafkaMembership, listener: Any, what: Any) -> None:
+    def later(self: membership.KafkaMembership, listener: Any, *what: Any) -> None:
         if not self.has_caught_up:
             time.sleep(0.02)
-        at_once(self, listener, what)
+        at_once(self, listener, *what)
 
     monkeypatch.setattr(membership, "READ_RECORDS_MAX", 1)
     monkeypatch.setattr(membership.KafkaMembership, "_tell", later)

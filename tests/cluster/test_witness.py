@@ -43,3 +43,6 @@ def test_every_kind_of_client_sends_and_receives_without_an_error(
     pair.received["something else"] += 1
     assert [problem.split(":")[0] for problem in found.problems] == ["lost", "never sent"]
     assert "lost 1" in found.lines()[0]
+    first, until_s = next(iter(pair.confirmed_s.values())), time.monotonic()
+    pair.confirmed_s = {"one": first}
+    assert pair.gap_s(first, until_s) == until_s - first, "a client that never gets through again has the longest gap"

@@ -6,7 +6,7 @@ numbered messages one after the other, and another of the same kind receives and
 the retries that they have by default, and nothing besides. Where a client takes several addresses, it has all nodes'.
 
 What was confirmed has to be received in the end (`lost`), and nothing may be received that was never sent. Told
-besides, by kind: duplicates, errors that callers saw, and the longest time without a confirmation.
+besides, by kind: duplicates, errors that callers saw; and by queue the longest time without a confirmation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ LEASE_S = 20
 Send = Callable[[str], object]
 Received = Callable[[], Iterator[list[str]]]
 """Yields what has come, and acknowledges it afterwards: the answer to that may be lost, and the messages are not."""
-"""Takes some messages, acknowledges them, and returns their bodies."""
 
 
 Ports = dict[str, int]
@@ -264,9 +263,9 @@ class _Pair:
     def lost(self) -> set[str]:
         return set(self.confirmed_s) - set(self.received)
 
-    def gap_s(self, since_s: float) -> float:
-        times = [since_s, *sorted(at_s for at_s in self.confirmed_s.values() if at_s > since_s)]
-        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+    def gap_s(self, since_s: float, until_s: float) -> float:
+        times = [since_s, *sorted(at_s for at_s in self.confirmed_s.values() if since_s < at_s < until_s), until_s]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 class Witness:
@@ -274,7 +273,7 @@ class Witness:
 
     def __init__(self, nodes: list[Ports]) -> None:
         self.pairs = [_Pair(kind, nodes, at) for kind in KINDS for at in range(len(nodes))]
-        self._since_s = 0.0
+        self._since_s = self._until_s = 0.0
 
     def start(self) -> None:
         self._since_s = time.monotonic()
@@ -283,6 +282,7 @@ class Witness:
 
     def stop(self) -> None:
         """Send no more, and wait until everything was received that can be."""
+        self._until_s = time.monotonic()
         for pair in self.pairs:
             pair.sending.set()
         deadline_s = time.monotonic() + DRAIN_S
@@ -306,19 +306,28 @@ class Witness:
             f"never sent: {body}" for pair in self.pairs for body in pair.received if body not in pair.asked
         ]
 
+    def _of(self, kind: str) -> tuple[list[_Pair], Counter[str], list[float]]:
+        pairs = [pair for pair in self.pairs if pair.kind == kind]
+        errors = sum((it.errors for it in pairs), Counter[str]())
+        return pairs, errors, [it.gap_s(self._since_s, self._until_s) for it in pairs]
+
     def lines(self) -> list[str]:
         """A row for each kind of client."""
         rows = []
         for kind in KINDS:
-            pairs = [pair for pair in self.pairs if pair.kind == kind]
+            pairs, errors, gaps_s = self._of(kind)
             confirmed, received = sum(len(it.confirmed_s) for it in pairs), sum(len(it.received) for it in pairs)
             twice = sum(count - 1 for it in pairs for count in it.received.values())
-            errors = sum((it.errors for it in pairs), Counter[str]())
-            gap_s = max(it.gap_s(self._since_s) for it in pairs)
             lost = sum(len(it.lost) for it in pairs)
+            gaps = ", ".join(f"{gap_s:.1f}" for gap_s in gaps_s)
             rows.append(
                 f"witness {kind}: confirmed {confirmed}, received {received}, lost {lost}, duplicates {twice}, "
-                f"errors {errors.total()}, longest gap {gap_s:.1f} s"
+                f"errors {errors.total()}, longest gap of each queue {gaps} s"
             )
             rows += [f"    {count} times: {error}" for error, count in errors.most_common(3)]
         return rows
+
+    def cells(self) -> list[str]:
+        """The same in short, by kind: errors, and the longest gap."""
+        found = (self._of(kind) for kind in KINDS)
+        return [f"{errors.total()}, {max(gaps_s):.1f} s" for _, errors, gaps_s in found]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
+import time
 from functools import partial
 from itertools import pairwise
 
@@ -18,7 +20,6 @@ from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.links.link import Link, NotReached
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
-from penstock.cluster.links.wire import AskNode
 from penstock.core.commands import (
     Ack,
     AddCredit,
@@ -70,7 +71,7 @@ from tests.cluster.links.linking import (
 from tests.ports import free_port
 
 LONG_MS = 600_000
-QUICK = LinkLimits(retry_timeout_s=0.2, backoff_s=0.01, handshake_s=30)
+QUICK = LinkLimits(retry_timeout_s=1.0, backoff_s=0.01, handshake_s=30)
 
 
 def send(*texts: bytes) -> Send:
@@ -205,16 +206,6 @@ async def test_a_shard_that_is_released_moves_who_waits_at_other_nodes() -> None
         assert isinstance(subscriber.error, ShardMoved)
         with pytest.raises(ShardMoved):
             await node.ask(ListQueues(), shard=1)
-
-
-@in_loop
-async def test_a_node_can_be_asked_for_what_no_shard_knows() -> None:
-    async with linked() as node:
-        with pytest.raises(InvalidRequest, match="nobody here answers that"):
-            await node.ask(AskNode(what="metrics"))
-        node.server.answer = lambda asked: asked.what.encode() * 2
-        assert await node.ask(AskNode(what="metrics")) == b"metricsmetrics"
-        assert await node.ask(ListQueues()) == []
 
 
 # -- cancelled receives ------------------------------------------------------------------------------------------------
@@ -467,6 +458,21 @@ async def test_commands_wait_for_a_node_that_starts_a_little_later() -> None:
     await link.close()
     await server.close()
     await host.close()
+
+
+@in_loop
+async def test_commands_do_not_wait_for_a_node_that_stands_still_and_takes_connections_all_the_same() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # nobody accepts, the system does
+        limits = LinkLimits(retry_timeout_s=0.2, handshake_s=30.0)
+        link = Link(f"127.0.0.1:{silent.getsockname()[1]}", identity("a"), limits)
+        began_s, first = time.monotonic(), Asked(link, 0, send(b"x"))
+        await asyncio.sleep(0.15)
+        second = Asked(link, 0, send(b"y"))
+        for each in (first, second):
+            with pytest.raises(NotReached):
+                await asyncio.wait_for(each.result(), 5.0)
+        assert time.monotonic() - began_s >= 0.35
+        await link.close()
 
 
 @in_loop

@@ -188,8 +188,8 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (Tick(), None),
 ]
 """A command with every field set to something else than its default, and a reply to it."""
-ELSEWHERE = {commands.Subscribe, commands.CancelWait, wire.AskNode}
-"""Those with tickets, and those that are for no shard: see `test_links.py`, and below."""
+ELSEWHERE = {commands.Subscribe, commands.CancelWait}
+"""Those with tickets: see `test_links.py`, and below."""
 
 ERRORS: list[PenstockError] = [
     QueueNotFound("there is no queue 'q'"),
@@ -271,7 +271,7 @@ async def over_a_socket(command: Command, reply: Any, error: BaseException | Non
 
 
 def all_commands() -> set[type[Command]]:
-    """Every command of the core, by the family tree, whatever module it is in; and those of shards and nodes."""
+    """Every command of the core, by the family tree, whatever module it is in; and the shards' own."""
     found: set[type[Command]] = set()
     to_look_at: list[type[Command]] = [Command]
     while to_look_at:
@@ -280,7 +280,7 @@ def all_commands() -> set[type[Command]]:
             is_earlier = any(each.__module__.startswith("penstock.core.") for each in kind.__subclasses__())
             if kind.__module__.startswith("penstock.core.") and not is_earlier:  # the last form of a command travels
                 found.add(kind)
-    return found | {Tick, wire.AskNode}
+    return found | {Tick}
 
 
 def test_every_command_of_the_core_travels_and_has_an_example_here() -> None:

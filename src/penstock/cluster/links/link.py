@@ -90,6 +90,8 @@ class Link:
         self._outbox: Gathered[CallbackCall] = Gathered(self._flush)
         self._connection: LinkConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._late: asyncio.TimerHandle | None = None
+        """Looks for commands that have waited long enough for a connection."""
         self._missed_until_s = 0.0
         """Until when the other node waits to hear from this one again."""
         self._closed = False
@@ -133,6 +135,7 @@ class Link:
         if self._connection is None:
             call.parked_ms = self._now_ms()
             self._connect_soon()
+            self._look_for_late()
         elif not outbox.is_due:
             outbox.flush_soon()
         return call
@@ -175,6 +178,8 @@ class Link:
     async def close(self) -> None:
         """Give up everything: what is in flight, and what waits."""
         self._closed = True
+        if self._late is not None:
+            self._late.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -276,7 +281,6 @@ class Link:
                         log.error("%s", _trust_problem(self.address, error))
                     log.debug("the node at %s cannot be reached: %s", self.address, error)
                     self.is_dead = self.is_dead or isinstance(error, ConnectionRefusedError)
-                    self._give_up_late()
                     failures += 1
                     if self._is_wanted:
                         await asyncio.sleep(backoff(failures, self.limits.backoff_s, self.limits.backoff_max_s))
@@ -318,14 +322,24 @@ class Link:
         for call in waiting:
             self._fail(call, LinkRefused(str(refusal)))
 
+    def _look_for_late(self) -> None:
+        """Also while it connects: a process that stands still takes connections, and says nothing."""
+        if self._late is None and self._outbox.items and not self._closed:
+            waited_s = self._loop.time() - self._outbox.items[0].parked_ms / 1_000
+            self._late = self._loop.call_later(self.limits.retry_timeout_s - waited_s, self._give_up_late)
+
     def _give_up_late(self) -> None:
         """Whoever has waited long enough tries elsewhere."""
+        self._late = None
+        if self._connection is not None:
+            return
         until_ms = self._now_ms() - round(self.limits.retry_timeout_s * 1_000)
         waiting = self._outbox.items
         self._outbox.items = [call for call in waiting if call.parked_ms > until_ms and call.number != LEFT]
         for call in waiting:
             if call.parked_ms <= until_ms:
                 self._fail(call, NotReached(call.shard, address=self.address))
+        self._look_for_late()
 
     def lost(self, connection: LinkConnection) -> None:
         """A connection that was welcomed is gone."""
@@ -346,6 +360,7 @@ class Link:
             end_subscription(ticket, LinkBroken(f"the link to {self.address} broke: subscribe again"))
         self._missed_until_s = self._loop.time() + self.limits.session_grace_s
         self._connect_soon()
+        self._look_for_late()
 
     # -- writing --
 

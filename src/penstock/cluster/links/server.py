@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import msgspec
 from penstock.cluster.base import Place
 from penstock.cluster.links.end import Gathered, LinkEnd
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, Process, process_of, require_secret, split_address
-from penstock.cluster.links.wire import AskNode, Numbered, decode_commands, encode_replies, pack_failure
+from penstock.cluster.links.wire import Numbered, decode_commands, encode_replies, pack_failure
 from penstock.core.commands import CancelWait, Command, Delivery, EndSession, OpenSession, Receive, Subscribe
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, PenstockError, StoreError
 from penstock.core.storage.records import Session
@@ -67,8 +67,6 @@ class LinkServer:
         self.identity = identity
         self.limits = limits or LinkLimits()
         self.peer_links: set[_PeerLink] = set()
-        self.answer: Callable[[AskNode], bytes] | None = None
-        """What is told to nodes that ask this one for something about itself."""
         self.refused = 0
         """Connections that were not let in, or sent what is no frame."""
         self._listener: asyncio.Server | None = None
@@ -390,11 +388,7 @@ class _PeerLink(LinkEnd[Answer]):
             self._server.forget_session(self._newcomer, shard, command.session)
         else:
             self._busy -= 1
-            if isinstance(command, AskNode) and self._server.answer is not None:
-                self._answer(number, Kind.REPLY, self._server.answer(command), 0)
-            else:
-                wrong = command if isinstance(command, InvalidRequest) else "nobody here answers that"
-                self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {wrong}"), 0)
+            self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {command}"), 0)
             return
         self._place.submit(shard, command, on_settled)
 
@@ -485,7 +479,7 @@ class _PeerLink(LinkEnd[Answer]):
             log.error("a push to node %s: %s", "" if self._newcomer is None else self._newcomer.node, error)
 
 
-_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, InvalidRequest, AskNode})
+_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, InvalidRequest})
 
 
 def _pack(kind: int, value: Any) -> Any:

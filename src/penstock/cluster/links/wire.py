@@ -11,7 +11,7 @@ are in one piece stay in one piece (`Packed`), and the ticket of a subscription 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from penstock.core.commands import Command
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.packed_error import PackedError, is_made_of_more, pack_error, unpack_error
 from penstock.core.storage.chunk import PackedBodies
-from penstock.core.traits import Home, Traits
 from penstock.server.shard import Tick
 from penstock.wire.answers import UNREADABLE, Answer, BadAnswer, encode
 from penstock.wire.requests import Vocabulary
@@ -69,16 +68,8 @@ _SendOnWire = _twin(commands.Send, _EXCHANGED)
 _EXCHANGED[list[commands.Send]] = list.__class_getitem__(_SendOnWire)
 
 
-class AskNode(Command):
-    """Ask the node itself, and no shard. Replies with bytes."""
-
-    traits = Traits(reply=bytes, home=Home.SHARD)
-
-    what: Literal["metrics"]
-
-
-COMMANDS: tuple[type[Command], ...] = (*commands.COMMANDS, Tick, AskNode)
-"""Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
+COMMANDS: tuple[type[Command], ...] = (*commands.COMMANDS, Tick)
+"""Every command that travels: all of the core's, and the shard's own."""
 SINCE: dict[type[Command], int] = {kind: kind.traits.since for kind in COMMANDS if kind.traits.since}
 """Command -> the version of links that brought it, for those that the first build's does not have."""
 SETTINGS_SINCE: dict[str, int] = {}

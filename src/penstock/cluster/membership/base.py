@@ -6,15 +6,18 @@ All of them keep the same records (`ledger.py`). Of each key the last record cou
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.membership.ledger import Ledger, Record
 from penstock.cluster.membership.view import ClusterView
+from penstock.core.errors import PenstockError
 from penstock.store.base import Store
 
 if TYPE_CHECKING:
@@ -41,24 +44,91 @@ class Listeners(NamedTuple):
     """The sessions of these nodes are over: nobody waits for them to come back."""
 
 
-class Membership(Protocol):
-    """A node's place in the cluster: it is seen to be alive, and it knows what the records say."""
+class Membership(ABC):
+    """A node's place in the cluster: it is seen to be alive, and it knows what the records say.
+
+    A thread reads the records. It has a ledger of its own, and tells the event loop what it reads, in batches: nothing
+    is shared, and nothing locked. The same thread is the controller, if this node is it.
+    """
 
     controller: Controller
-    has_caught_up: bool
-    """Whether the loop has heard of everything that was there at the start."""
+
+    def __init__(self, listeners: Listeners) -> None:
+        self.has_caught_up = False
+        """Whether the loop has heard of everything that was there at the start."""
+        self._listeners = listeners
+        self._loop = asyncio.get_running_loop()
+        self._ledger = Ledger()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
 
     def start(self) -> None:
         """Join."""
+        self._thread.start()
 
+    @abstractmethod
     def publish(self, key: str, record: Record | None) -> None:
         """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
 
+    @abstractmethod
     async def flush(self, timeout_s: float) -> bool:
         """Wait until everything published is written."""
 
     async def stop(self) -> None:
-        """Leave."""
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        try:
+            with self._opened():
+                while not self._stopping.is_set():
+                    self._turn()
+        except Exception as error:
+            if isinstance(error, PenstockError):  # it says what is wrong
+                log.error("the node cannot join the cluster: %s", error)
+            else:
+                log.exception("the node has lost its place in the cluster")
+            self._tell(self._listeners.on_failed, error)
+        finally:
+            self.controller.step_down()
+
+    @abstractmethod
+    def _opened(self) -> contextlib.AbstractContextManager[None]:
+        """What the thread needs as long as it runs."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Read what there is, and have the controller do what is due."""
+
+    def _take(self, batch: Batch, *, is_news: bool) -> None:
+        """Records were read. Before everything was that had been there, who speaks may have spoken long ago."""
+        for record in batch:
+            self._ledger.apply(*record)
+            kind, _, name = record[1].partition("/")
+            if kind == "load" and record[2] is not None and is_news:
+                self.controller.heard(name)
+        if batch:
+            self._tell(self._listeners.on_records, batch)
+
+    def _read_everything(self) -> None:
+        """Everything was read that was there at the start."""
+        self.controller.caught_up()
+        self._tell(self._caught_up)
+
+    def _caught_up(self) -> None:
+        self.has_caught_up = True
+        self._listeners.on_records([])
+
+    def _tell(self, listener: Callable[..., None], *what: object) -> None:
+        """Have the loop hear of it; one that is closed needs not."""
+        try:
+            self._loop.call_soon_threadsafe(listener, *what)
+        except RuntimeError:
+            self._stopping.set()
 
 
 class ClusterEngine(Protocol):

@@ -1,12 +1,8 @@
 """A cluster in Kafka: a node is seen to be alive, and it knows what the partitions topic says.
 
-One thread for each node does all of it:
-
-- A consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
-  in batches, to the event loop, which has a ledger of its own (`LedgerMaps`). So nothing is shared, and nothing locked.
-- The same thread is the *controller* (`controller.py`), if this node is it.
-- A producer writes what the node has to say: every second at least what its shards do. The event loop has it written,
-  so a node whose loop stands still is silent (`Liveness`).
+A consumer, in no group, reads the topic from its start, in a thread (`Membership`). A producer writes what the node has
+to say: every second at least what its shards do. The event loop has it written, so a node whose loop stands still is
+silent (`Liveness`).
 """
 
 from __future__ import annotations
@@ -14,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from penstock.cluster.membership.base import Batch, Listeners, NotWritten
+from penstock.cluster.membership.base import Batch, Listeners, Membership, NotWritten
 from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
 from penstock.cluster.placement.controller import Controller
-from penstock.core.errors import PenstockError
 from penstock.core.storage.chunk import Chunk
 from penstock.server.settings import Settings
 from penstock.store.base import Store
@@ -86,8 +80,8 @@ class KafkaEngine:
         self._opened.close()
 
 
-class KafkaMembership:
-    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` leaves the group."""
+class KafkaMembership(Membership):
+    """A node's place in a cluster in Kafka."""
 
     def __init__(
         self,
@@ -97,12 +91,9 @@ class KafkaMembership:
         cool_down_s: float,
         listeners: Listeners,
     ) -> None:
+        super().__init__(listeners)
         self._options = options
         self._node = node
-        self._on_records = listeners.on_records
-        self._on_failed = listeners.on_failed
-        self._loop = asyncio.get_running_loop()
-        self._ledger = Ledger()
         self._is_current = False
         """Whether the reader has reached what was the end of the topic when it started.
 
@@ -110,56 +101,32 @@ class KafkaMembership:
         something to say. So a record that was beyond the end will do as well.
         """
         self._end = 0
-        self.has_caught_up = False
-        """Whether the loop has heard of everything that was in the topic at the start."""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
+        self._reader: Consumer
         self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
         self.controller = kafka_controller(options, node, self._ledger, session_timeout_s, cool_down_s)
 
-    def start(self) -> None:
-        """Join."""
-        self._thread.start()
-
     def publish(self, key: str, record: Record | None) -> None:
-        """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
         value = None if record is None else encode(record)
         self._producer.produce(self._options.partitions_topic, key=key.encode(), value=value, on_delivery=_delivered)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything published is written."""
         return bool(await asyncio.to_thread(self._producer.flush, timeout_s) == 0)
-
-    async def stop(self) -> None:
-        """End the thread."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
 
     # -- the thread --
 
-    def _run(self) -> None:
-        reader = None
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
         try:
             make_partitions_topic(self._options)
-            reader = self._open_reader()
-            while not self._stopping.is_set():
-                self._turn(reader)
-        except Exception as error:
-            if isinstance(error, PenstockError):  # it says what is wrong
-                log.error("the node cannot join the cluster: %s", error)
-            else:
-                log.exception("the node has lost its place in the cluster")
-            self._tell(self._on_failed, error)
+            self._reader = self._open_reader()
+            with contextlib.closing(self._reader):
+                yield
         finally:
-            self.controller.step_down()
-            if reader is not None:
-                reader.close()
             self._producer.flush(PAUSE_S)
 
-    def _turn(self, reader: Consumer) -> None:
+    def _turn(self) -> None:
         try:
-            self._read(reader)
+            self._read()
             self._producer.poll(0)
             if self._is_current:
                 self.controller.turn()
@@ -167,10 +134,10 @@ class KafkaMembership:
             log.warning("Kafka: %s", error)
             self._stopping.wait(PAUSE_S)
 
-    def _read(self, reader: Consumer) -> None:
+    def _read(self) -> None:
         batch: Batch = []
         was_current = self._is_current
-        for message in reader.consume(READ_RECORDS_MAX, POLL_S):
+        for message in self._reader.consume(READ_RECORDS_MAX, POLL_S):
             error = message.error()
             if error is None:
                 offset = message.offset() or 0
@@ -179,32 +146,10 @@ class KafkaMembership:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._is_current = True
             else:
-                self._note(message)
-        for record in batch:
-            self._ledger.apply(*record)
-            kind, _, name = record[1].partition("/")
-            if kind == "load" and was_current:  # before, it may have been said long ago
-                self.controller.heard(name)
-        if batch:
-            self._tell(self._on_records, batch)
+                log.warning("Kafka: %s", error)
+        self._take(batch, is_news=was_current)
         if self._is_current and not was_current:
-            self.controller.caught_up()
-            self._tell(self._caught_up, [])
-
-    def _caught_up(self, nothing: Batch) -> None:
-        self.has_caught_up = True
-        self._on_records(nothing)
-
-    def _note(self, message: Any) -> None:
-        if message is not None and message.error() is not None:
-            log.warning("Kafka: %s", message.error())
-
-    def _tell(self, listener: Callable[[Any], None], what: object) -> None:
-        """Have the loop hear of it; one that is closed needs not."""
-        try:
-            self._loop.call_soon_threadsafe(listener, what)
-        except RuntimeError:
-            self._stopping.set()
+            self._read_everything()
 
     def _open_reader(self) -> Consumer:
         reader = Consumer(

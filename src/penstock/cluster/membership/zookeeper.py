@@ -4,9 +4,7 @@
     /penstock/<cluster>/map/<key>                  the records of `ledger.py`, as `map/shard/3` or `map/node/a`
     /penstock/<cluster>/<shard>/                   a shard (`store/zookeeper.py`)
 
-One thread for each node does all of it. It watches the tree, and reads what has changed; what it reads goes to the
-ledger of this thread, and to the event loop, which has a ledger of its own. It writes what the node has to say. When
-the node is the controller, it decides.
+A thread (`Membership`) watches the tree, reads what has changed, and writes what the node has to say.
 
 `sessions`, `map/serving` and `map/load` are ephemeral: when ZooKeeper has not heard of a node for the session timeout,
 they are gone, all at once. So its shards are free: nobody serves them by the map, the node's commits fail, the
@@ -35,11 +33,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from penstock.cluster.membership.base import Batch, Listeners, NotWritten
+from penstock.cluster.membership.base import Batch, Listeners, Membership, NotWritten
 from penstock.cluster.membership.ledger import Ledger, Record, encode
 from penstock.cluster.membership.view import ClusterView, NoCluster
 from penstock.cluster.placement.controller import Controller
-from penstock.core.errors import PenstockError
 from penstock.server.settings import Settings
 from penstock.store.base import Store
 from penstock.store.errors import LogUnavailable
@@ -316,8 +313,8 @@ class ZooKeeperAuthority:
 # -- the thread --------------------------------------------------------------------------------------------------------
 
 
-class ZooKeeperMembership:
-    """A node's place in the cluster. A `Membership`."""
+class ZooKeeperMembership(Membership):
+    """A node's place in a cluster in ZooKeeper."""
 
     def __init__(
         self,
@@ -328,13 +325,11 @@ class ZooKeeperMembership:
         cool_down_s: float,
         listeners: Listeners,
     ) -> None:
+        super().__init__(listeners)
         assert engine.client is not None
         self._engine, self._options, self._node = engine, options, node
         self._client = engine.client
         self._session_timeout_s = session_timeout_s
-        self._listeners = listeners
-        self._loop = asyncio.get_running_loop()
-        self._ledger = Ledger()
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """Keys that have changed; None: there is something to write."""
         self._records = Records(self._client, map_path(options), self._news.put)
@@ -347,16 +342,10 @@ class ZooKeeperMembership:
         """The session of ZooKeeper in which this node's znode is."""
         self._must_read_all = True
         self._has_read = False
-        self.has_caught_up = False
-        self._stopping = threading.Event()
         self._authority = ZooKeeperAuthority(self._client, self._records, map_path(options))
         self.controller = Controller(
             self._authority, options.cluster, options.shards, node, self._ledger, session_timeout_s, cool_down_s
         )
-        self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def publish(self, key: str, record: Record | None) -> None:
         with self._written:
@@ -373,24 +362,15 @@ class ZooKeeperMembership:
 
     async def stop(self) -> None:
         """End the thread. The session ends with the engine: until then shards may be served."""
-        self._stopping.set()
         self._news.put(None)
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        await super().stop()
 
-    def _run(self) -> None:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        self._client.add_listener(self._state_changed)
         try:
-            self._client.add_listener(self._state_changed)
-            while not self._stopping.is_set():
-                self._turn()
-        except Exception as error:
-            if isinstance(error, PenstockError):  # it says what is wrong
-                log.error("the node cannot join the cluster: %s", error)
-            else:
-                log.exception("the node has lost its place in the cluster")
-            self._tell(self._listeners.on_failed, error)
+            yield
         finally:
-            self.controller.step_down()
             self._client.remove_listener(self._state_changed)
 
     def _state_changed(self, state: str) -> None:
@@ -470,21 +450,10 @@ class ZooKeeperMembership:
         if reads_all or self._members_changed.is_set():
             self._read_sessions()
         batch = self._records.read_all() if reads_all else self._records.read(changed)
-        for record in batch:
-            self._ledger.apply(*record)
-            kind, _, name = record[1].partition("/")
-            if kind == "load" and record[2] is not None and self._has_read:  # before, it may have been said long ago
-                self.controller.heard(name)
-        if batch:
-            self._tell(self._listeners.on_records, batch)
+        self._take(batch, is_news=self._has_read)
         if reads_all and not self._has_read:
             self._has_read = True
-            self.controller.caught_up()
-            self._tell(self._caught_up)
-
-    def _caught_up(self) -> None:
-        self.has_caught_up = True
-        self._listeners.on_records([])
+            self._read_everything()
 
     def _read_sessions(self) -> None:
         self._members_changed.clear()
@@ -514,13 +483,6 @@ class ZooKeeperMembership:
                 if key in self._waiting and self._waiting[key] is record:
                     del self._waiting[key]
                 self._written.notify_all()
-
-    def _tell(self, listener: Callable[..., None], *what: object) -> None:
-        """Have the loop hear of it; one that is closed needs not."""
-        try:
-            self._loop.call_soon_threadsafe(listener, *what)
-        except RuntimeError:
-            self._stopping.set()
 
 
 # -- from outside ------------------------------------------------------------------------------------------------------

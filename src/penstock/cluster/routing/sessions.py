@@ -84,7 +84,7 @@ class RoutedSessions:
         self._holder = holder
         """How shards know this process, if they keep its sessions when they move; "": they do not."""
         self._step = step
-        """With several routers at one address, each has every so manieth number: a number says whose it is."""
+        """Nodes share the numbers, and each has every so manieth: a number says whose it is."""
         self._first = start % step or step
         self._sessions: dict[int, RoutedSession] = {}
         self._anchored: dict[tuple[int, int], int] = {}
