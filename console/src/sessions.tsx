@@ -26,7 +26,10 @@ export function AllSessions() {
   return (
     <main>
       <h1>Sessions</h1>
-      <p class="note">A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds.</p>
+      <p class="note">
+        A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds. A lease without a session belongs to
+        whoever has the receipt, and ends by itself.
+      </p>
       <Trouble error={found.error} />
       <section>{found.value && <Sessions found={found.value} again={found.again} />}</section>
     </main>
@@ -88,8 +91,8 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
             ))}
             {unnamed.map((lease) => (
               <tr key={`${lease.queue} ${lease.channel}`}>
-                <td class="name dim">no session</td>
-                <td class="dim">SQS or REST, by receipt</td>
+                <td class="dim">without a session</td>
+                <td class="dim">by receipt, over SQS or REST</td>
                 <td class="number">–</td>
                 <td class="number">{number(lease.count)}</td>
                 <td class="mono">
@@ -97,7 +100,9 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
                 </td>
                 <td class="number">{ago(lease.since)}</td>
                 <td class="number">{lease.until === null ? "–" : `in ${duration(lease.until - now)}`}</td>
-                <td />
+                <td class="actions">
+                  <a href={`#/queues/${encodeURIComponent(lease.queue)}/messages?state=leased`}>Messages</a>
+                </td>
               </tr>
             ))}
           </tbody>
