@@ -216,6 +216,13 @@ export const SCALES = {
 export const alone = (values: ArrayLike<number | null | undefined>): number[] =>
   Array.from({ length: values.length }, (_, at) => at).filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
 
+/** From the first time to the last. One point alone stands in the middle of a minute. */
+const reach = (times: ArrayLike<number>): [number, number] => {
+  const first = times[0] ?? Date.now() / 1000;
+  const last = times[times.length - 1] ?? first;
+  return first === last ? [first - 30, last + 30] : [first, last];
+};
+
 interface Drawn {
   title: string;
   times: number[];
@@ -241,12 +248,11 @@ export function Chart({ title, times, lines, scale = "count", nothing }: Drawn) 
       {
         width: place.clientWidth,
         height: HEIGHT,
-        padding: [8, 26, 0, 0],
+        padding: [8, 32, 0, 0],
         cursor: { y: false, points: { size: 6 }, drag: { setScale: false, x: false } },
         legend: { show: false },
         scales: {
-          // One point alone stands in the middle of a minute.
-          x: { range: (_, first, last) => (first !== null && first === last ? [first - 30, last + 30] : [first, last]) },
+          x: { range: (plot) => reach(plot.data[0]) },
           y: { range: (_, __, top) => [0, top ? top * 1.1 : 1] },
         },
         axes: [
@@ -298,7 +304,11 @@ export function Chart({ title, times, lines, scale = "count", nothing }: Drawn) 
       </figcaption>
       <div class="drawn">
         <div class="chart" ref={at} aria-hidden="true" />
-        {lines.every((line) => line.values.every((each) => each === null || (each === 0 && scale !== "length"))) && <p class="nothing">{nothing}</p>}
+        {lines.every((line) => line.values.every((each) => each === null || (each === 0 && scale !== "length"))) && (
+          <p class="nothing">
+            <span>{nothing}</span>
+          </p>
+        )}
       </div>
     </figure>
   );

@@ -172,7 +172,7 @@ def look_at_one(page: Page, stalls: Stalls) -> None:
         page.until(shown)
 
     stalls.timed(
-        "the queue with half of the messages", lambda: go("", "document.body.innerText.includes('Age of the q')")
+        "the queue with half of the messages", lambda: go("", "document.body.innerText.includes('Sent ever')")
     )
     stalls.timed("its first messages", lambda: go("/messages", f"{MESSAGES} === 50"))
     write(page, ".filters select", "text")
