@@ -68,8 +68,11 @@ class Overviews(Resource):
         super().__init__(services)
         self._version = version
         self._started_s = time.monotonic()
-        self._overview = overview_of(services)
         self._grown: tuple[float | None, list[Alarm]] | None = None
+
+    @property
+    def _overview(self) -> Overview:
+        return overview_of(self.services)
 
     @operation("GET", "/v1/me")
     async def who_am_i(self, caller: Caller) -> Me:
@@ -404,7 +407,9 @@ _OVERVIEW = "overview"
 
 def overview_of(services: Services) -> Overview:
     """What this server knows of all queues: one, whoever asks."""
-    found = services.extras.setdefault(_OVERVIEW, Overview(services.shard))
+    found = services.extras.get(_OVERVIEW)
+    if found is None:
+        found = services.extras[_OVERVIEW] = Overview(services.shard)
     assert isinstance(found, Overview)
     return found
 
