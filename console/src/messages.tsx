@@ -1,5 +1,5 @@
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
-import { ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
+import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
@@ -57,8 +57,14 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
   };
 }
 
+/** `#/queues/orders/messages?state=leased` begins with these. */
+const wantedView = (): View => {
+  const wanted = new URLSearchParams(location.hash.split("?")[1]).get("state");
+  return VIEWS.find(([view]) => view === wanted)?.[0] ?? "all";
+};
+
 export function Messages({ name }: { name: string }) {
-  const [view, setView] = useState<View>("all");
+  const [view, setView] = useState<View>(wantedView);
   const [typed, setTyped] = useState<Search>(EMPTY);
   const [search, setSearch] = useState<Search>(EMPTY);
   const [wantedChannel, setChannel] = useState("main");
@@ -120,6 +126,7 @@ export function Messages({ name }: { name: string }) {
       setError(problem as Error);
     }
   };
+  const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
   const refresh = () => (setPicked(new Map()), void seen.again(), void queue.again());
@@ -232,6 +239,7 @@ export function Messages({ name }: { name: string }) {
                   <th>state</th>
                   <th class="number">age</th>
                   <th class="number roomy">attempts</th>
+                  <th class="number roomy" title="The lease ends, or the message comes due">until</th>
                   <th>body</th>
                 </tr>
               </thead>
@@ -257,6 +265,7 @@ export function Messages({ name }: { name: string }) {
                     </td>
                     <td class="number">{duration(Date.now() / 1000 - each.sent_at)}</td>
                     <td class="number roomy">{each.attempts}</td>
+                    <td class="number roomy">{each.until == null ? "–" : `in ${duration(each.until - Date.now() / 1000)}`}</td>
                     <td class="start">{each.encoding === "base64" ? "(bytes)" : each.body.slice(0, START_MAX)}</td>
                   </tr>
                 ))}
@@ -295,10 +304,11 @@ export function Messages({ name }: { name: string }) {
             </Button>
           </nav>
           <Cli
-            words={[
-              ...["peek", name, "--channel", channel, "--max", String(PAGE)],
-              ...(search.kind === "text" && search.what ? [`--contains=${search.what}`] : []),
-            ]}
+            words={
+              isPlain
+                ? ["peek", name, "--channel", channel, "--max", String(PAGE), ...(after < 0 ? [] : ["--after", String(after)]), ...(search.what ? [`--contains=${search.what}`] : [])]
+                : ["curl", location.origin + address("GET /v1/queues/{queue}/search", { ...sought, after, limit: PAGE })[1]]
+            }
           />
         </div>
         {message && (
@@ -428,19 +438,37 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
         {here?.holder && (
           <>
             <dt>Held by</dt>
-            <dd class="mono">{here.holder.name || here.holder.session}</dd>
+            <dd>
+              {here.holder.session ? (
+                <span class="mono">{here.holder.name || `session ${here.holder.session}`}</span>
+              ) : (
+                "a client without a session, over SQS or REST: whoever has the receipt"
+              )}
+            </dd>
+          </>
+        )}
+        {here?.holder && here.received_at !== null && (
+          <>
+            <dt>Since</dt>
+            <dd>
+              {moment(here.received_at)}, {duration(Date.now() / 1000 - here.received_at)} ago
+            </dd>
           </>
         )}
         {here?.lease_ends_at != null && (
           <>
             <dt>Lease ends</dt>
-            <dd>{moment(here.lease_ends_at)}</dd>
+            <dd>
+              {moment(here.lease_ends_at)}, in {duration(here.lease_ends_at - Date.now() / 1000)}
+            </dd>
           </>
         )}
         {here?.due_at != null && (
           <>
             <dt>Due</dt>
-            <dd>{moment(here.due_at)}</dd>
+            <dd>
+              {moment(here.due_at)}, in {duration(here.due_at - Date.now() / 1000)}
+            </dd>
           </>
         )}
         {message.origin && (

@@ -3,7 +3,7 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { address, askAt, hasToken, Problem, stream, useStream, type Answered, type Key, type Operations, type Sample } from "./api";
-import { command as shell, number, quoted } from "./text";
+import { command as shell, number, quoted, rate, seconds } from "./text";
 
 export interface Loaded<T> {
   value: T | undefined;
@@ -190,6 +190,9 @@ export interface Line {
 }
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5"];
 const HEIGHT = 170;
+/** So few points are dots as well, if they have room: a line through three of them is hard to see. */
+const DOTTED_MAX = 60;
+const DOT_PX = 10;
 const DAY = 86_400;
 /** A moment on an axis, as exact as the axis is long. */
 function clock(tick: number, times: ArrayLike<number>): string {
@@ -199,11 +202,41 @@ function clock(tick: number, times: ArrayLike<number>): string {
   return at.toLocaleTimeString("en-GB", length < 600 ? {} : { hour: "2-digit", minute: "2-digit" });
 }
 
-export function Chart({ title, times, lines, shown = number }: { title: string; times: number[]; lines: Line[]; shown?: (value: number) => string }) {
+/** Steps of an axis that are round in what it counts. */
+const WHOLE = [1, 2, 5].flatMap((each) => Array.from({ length: 15 }, (_, power) => each * 10 ** power)).sort((a, b) => a - b);
+const LENGTHS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, ...WHOLE.map((each) => each * DAY)];
+const TENTHS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...WHOLE];
+export const SCALES = {
+  count: { steps: WHOLE, tick: number, shown: number },
+  rate: { steps: TENTHS, tick: (value: number) => (value < 10 ? String(Number(value.toPrecision(2))) : number(value)), shown: rate },
+  length: { steps: LENGTHS, tick: seconds, shown: seconds },
+};
+
+/** Points that no line reaches, because neither neighbour is known. */
+export const alone = (values: ArrayLike<number | null | undefined>): number[] =>
+  Array.from({ length: values.length }, (_, at) => at).filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
+
+/** From the first time to the last. One point alone stands in the middle of a minute. */
+const reach = (times: ArrayLike<number>): [number, number] => {
+  const first = times[0] ?? Date.now() / 1000;
+  const last = times[times.length - 1] ?? first;
+  return first === last ? [first - 30, last + 30] : [first, last];
+};
+
+interface Drawn {
+  title: string;
+  times: number[];
+  lines: Line[];
+  scale?: keyof typeof SCALES;
+  /** What is said where there is nothing to see: no message, or no length of time. */
+  nothing: string;
+}
+export function Chart({ title, times, lines, scale = "count", nothing }: Drawn) {
   const at = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>();
   const theme = useTheme();
   const [under, setUnder] = useState<number | null>(null);
+  const { steps, tick, shown } = SCALES[scale];
   const data = [times, ...lines.map((line) => line.values)] as uPlot.AlignedData;
   useEffect(() => {
     if (!at.current) return;
@@ -215,13 +248,17 @@ export function Chart({ title, times, lines, shown = number }: { title: string; 
       {
         width: place.clientWidth,
         height: HEIGHT,
+        padding: [8, 32, 0, 0],
         cursor: { y: false, points: { size: 6 }, drag: { setScale: false, x: false } },
         legend: { show: false },
         scales: {
-          x: { range: (plot) => [Math.min(plot.data[0][0] ?? 0, (plot.data[0].at(-1) ?? 0) - 60), plot.data[0].at(-1) ?? 0] },
+          x: { range: (plot) => reach(plot.data[0]) },
           y: { range: (_, __, top) => [0, top ? top * 1.1 : 1] },
         },
-        axes: [{ ...axis, size: 28, space: 70, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot.data[0])) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(shown) }],
+        axes: [
+          { ...axis, size: 28, space: 70, values: (plot, ticks) => ticks.map((each) => clock(each, plot.data[0])) },
+          { ...axis, size: 58, incrs: steps, values: (_, ticks) => ticks.map(tick) },
+        ],
         series: [
           {},
           ...lines.map((line, index) => ({
@@ -230,7 +267,13 @@ export function Chart({ title, times, lines, shown = number }: { title: string; 
             fill: index ? undefined : colour("--fill-1"),
             width: 1.75,
             spanGaps: false,
-            points: { show: false },
+            points: {
+              size: 5,
+              width: 0,
+              fill: colour(COLOURS[index % COLOURS.length] ?? ""),
+              show: (plot: uPlot, _: number, first: number, last: number) => last - first < Math.min(DOTTED_MAX, plot.width / DOT_PX),
+              filter: (plot: uPlot, series: number, isDotted: boolean) => (isDotted ? null : alone(plot.data[series] ?? [])),
+            },
           })),
         ],
         hooks: { setCursor: [(plot) => setUnder(plot.cursor.idx ?? null)] },
@@ -259,7 +302,14 @@ export function Chart({ title, times, lines, shown = number }: { title: string; 
           ))}
         </span>
       </figcaption>
-      <div class="chart" ref={at} aria-hidden="true" />
+      <div class="drawn">
+        <div class="chart" ref={at} aria-hidden="true" />
+        {lines.every((line) => line.values.every((each) => each === null || (each === 0 && scale !== "length"))) && (
+          <p class="nothing">
+            <span>{nothing}</span>
+          </p>
+        )}
+      </div>
     </figure>
   );
 }

@@ -46,7 +46,7 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
               { label: "Failed/s", value: rate(rates?.failed ?? null), kind: rates?.failed ? "bad" : "" },
               { label: "Sent ever", value: number(stats.sent) },
               ...(stats.quarantined ? [{ label: "Damaged", value: number(stats.quarantined), kind: "bad" }] : []),
-              { label: "Age of the queue", value: duration(Date.now() / 1000 - found.created_at) },
+              { label: "Created", value: <>{duration(Date.now() / 1000 - found.created_at)} <small>ago</small></> },
             ]}
           />
           <LiveCharts queue={name} />

@@ -26,7 +26,10 @@ export function AllSessions() {
   return (
     <main>
       <h1>Sessions</h1>
-      <p class="note">A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds.</p>
+      <p class="note">
+        A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds. A lease without a session belongs to
+        whoever has the receipt, and ends by itself.
+      </p>
       <Trouble error={found.error} />
       <section>{found.value && <Sessions found={found.value} again={found.again} />}</section>
     </main>
@@ -47,8 +50,8 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
           <thead>
             <tr>
               <th>session</th>
-              <th>kind</th>
-              <th class="number">seen</th>
+              <th class="roomy">kind</th>
+              <th class="number roomy">seen</th>
               <th class="number">holds</th>
               <th>of</th>
               <th class="number">since</th>
@@ -62,11 +65,11 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
             {sessions.map((each) => (
               <tr key={each.session}>
                 <td class="name">{each.name || each.session}</td>
-                <td>
+                <td class="roomy">
                   {each.is_connection ? "connection" : each.ttl === null ? "session" : `heartbeat within ${duration(each.ttl)}`}
                   {each.node && <small> on {each.node}</small>}
                 </td>
-                <td class="number">{duration(now - each.seen_at)} ago</td>
+                <td class="number roomy">{duration(now - each.seen_at)} ago</td>
                 <td class="number">{number(each.held)}</td>
                 <td>
                   {each.leases.map((lease) => (
@@ -88,16 +91,18 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
             ))}
             {unnamed.map((lease) => (
               <tr key={`${lease.queue} ${lease.channel}`}>
-                <td class="name dim">no session</td>
-                <td class="dim">SQS or REST, by receipt</td>
-                <td class="number">–</td>
+                <td class="dim">without a session</td>
+                <td class="dim roomy">by receipt, over SQS or REST</td>
+                <td class="number roomy">–</td>
                 <td class="number">{number(lease.count)}</td>
                 <td class="mono">
                   {lease.queue}/{lease.channel}
                 </td>
                 <td class="number">{ago(lease.since)}</td>
                 <td class="number">{lease.until === null ? "–" : `in ${duration(lease.until - now)}`}</td>
-                <td />
+                <td class="actions">
+                  <a href={`#/queues/${encodeURIComponent(lease.queue)}/messages?state=leased`}>Messages</a>
+                </td>
               </tr>
             ))}
           </tbody>

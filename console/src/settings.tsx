@@ -9,7 +9,8 @@ const range = (schema: Schema): string => {
   const unit = schema["x-unit"] ? ` ${schema["x-unit"]}` : "";
   const limits = of.minimum !== undefined && of.maximum !== undefined ? `${number(of.minimum)} to ${number(of.maximum)}${unit}.` : "";
   const nothing = schema.anyOf?.some((each) => each.type === "null") ? "Empty: none." : "";
-  const initial = schema["x-default"] === undefined ? "" : `Default: ${schema["x-default"]}.`;
+  const value = schema["x-default"] ?? "";
+  const initial = value === "" ? "" : `Default: ${/^\d+$/.test(value) ? number(Number(value)) : value}.`;
   return [limits, nothing, initial].filter(Boolean).join(" ");
 };
 const shownAs = (value: unknown): string =>

@@ -61,6 +61,7 @@ function useCounts(): Loaded<NamedCounts[]> {
 /** Streams and pipelines, as far as this server knows them: each reads a channel of its own. */
 export function Spark() {
   const before = useRef(new Map<string, Moved>());
+  const [opened] = useState(Date.now() / 1000);
   const counts = useCounts();
   const found = useMemo(() => {
     if (!counts.value) return undefined;
@@ -120,7 +121,7 @@ export function Spark() {
                     <td class="number">{each.channel.oldest_sent_at === null ? "–" : duration(now - each.channel.oldest_sent_at)}</td>
                     <td class="number">{number(each.channel.acked)}</td>
                     <td class="number">{rate(each.perSecond)}</td>
-                    <td class="number">{each.moved === null ? "before this page" : `${duration(now - each.moved)} ago`}</td>
+                    <td class="number">{each.moved !== null ? `${duration(now - each.moved)} ago` : each.channel.acked ? `over ${duration(now - opened)} ago` : "–"}</td>
                   </tr>
                 ))}
               </tbody>

@@ -156,13 +156,58 @@ def test_a_queue_shows_its_parts(browser: Browser, server: Server) -> None:
         page.until("document.querySelectorAll('.chart canvas').length === 2")
 
 
+CHARTS = "document.querySelectorAll('.chart canvas').length"
+DRAWN = """[...document.querySelectorAll('.chart canvas')].map((canvas) => {
+    const style = getComputedStyle(canvas);
+    const colour = (each) => parseInt(style.getPropertyValue(`--line-${each}`).slice(1), 16);
+    const colours = new Set([1, 2, 3, 4, 5].map(colour));
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    let count = 0;
+    for (let at = 0; at < pixels.length; at += 4)
+      count += colours.has(pixels[at] * 65536 + pixels[at + 1] * 256 + pixels[at + 2]);
+    return count;
+})"""
+"""How many pixels of each chart have the colour of a line."""
+
+
 def test_charts_reach_back_to_what_was_before_the_page(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/orders") as page:
+        shows(page, "Nothing is on record yet")
         for _range in ("Hour", "Day", "Week"):
             press(page, _range, ".choice")
-            page.until("document.querySelectorAll('.chart canvas').length === 5")
-        assert "From sent to received" in page.value("document.body.innerText")
+            page.until(f"{CHARTS} === 5")
         assert page.complaints == []
+
+
+def test_a_chart_of_few_points_shows_each_of_them(browser: Browser, server: Server) -> None:
+    """The first minute of a server: one point has no line, and neither has one between two times without a message."""
+    with browser.open(f"{server.url}/#/queues/orders") as page, server.client() as client:
+        for look in (1, 2):
+            (message,) = client.post("/v1/queues/orders/receive", json={"max": 1}).json()["messages"]
+            client.post("/v1/queues/orders/ack", json={"receipt": message["receipt"]})
+            page.until(f"{CHARTS} === 5")
+            titles = [title.split("\n")[0] for title in reads(page, "figcaption")]
+            page.until(f"{DRAWN}.every((count) => count > 4)")
+            assert reads(page, ".nothing") == [], (look, titles)
+            assert titles == [
+                "Messages a second",
+                "Messages by state",
+                "Age of the oldest message",
+                "From sent to received",
+                "From sent to acked",
+            ]
+            time.sleep(12)
+
+
+def test_a_chart_with_nothing_to_see_says_so(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": "idle"})
+        client.post("/v1/queues/idle/messages", json={"body": "x", "delay": 900})
+    with browser.open(f"{server.url}/#/queues/idle") as page:
+        page.until(f"{CHARTS} === 5")
+        shows(page, "No receive was measured since the record began.")
+        shows(page, "No acknowledgement was measured since the record began.")
+        shows(page, "The record begins")
 
 
 def test_settings_show_ranges_and_defaults_and_can_be_changed(browser: Browser, server: Server) -> None:
@@ -217,6 +262,18 @@ def test_sessions_say_what_they_hold_and_one_can_be_ended(browser: Browser, serv
         assert (counts["ready"], counts["leased"]) == (4, 1)
         page.value("location.hash = '#/sessions'")
         shows(page, "A session holds leases")
+        page.until("document.querySelectorAll('.sessions tbody tr').length === 1")
+        (row,) = reads(page, ".sessions tbody tr")
+        assert row.split("\t")[0] == "without a session"
+        assert "orders/main" in row
+        press(page, "Messages", ".sessions")
+        page.until(f"{MESSAGES} === 1")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        shows(page, "a client without a session, over SQS or REST")
+        facts = dict(zip(reads(page, ".one .facts dt"), reads(page, ".one .facts dd"), strict=True))
+        assert facts["Attempts"] == "1"
+        assert "UTC, " in facts["Since"] and facts["Since"].endswith(" ago")
+        assert ", in " in facts["Lease ends"]
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

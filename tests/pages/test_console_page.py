@@ -251,15 +251,21 @@ def test_every_page_is_accessible_and_fits_a_phone(
     browser: Browser, server: Server, packages: Path, is_dark: bool
 ) -> None:
     axe = (packages / "axe-core/axe.min.js").read_text()
+    with server.client() as client:
+        session = client.post("/v1/sessions", json={"name": "worker-7", "ttl": 300}).json()["session"]
+        client.post("/v1/queues/orders/receive", json={"max": 2, "session": session})
+        client.post("/v1/queues/orders/receive", json={"max": 1})
 
     def examined(page: Page) -> object:
-        assert page.value("document.documentElement.scrollWidth") <= 400
+        assert page.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), page.value(
+            "location.hash"
+        )
         page.value(axe + ";0")
         return page.value("axe.run().then((all) => all.violations.map((each) => [each.id, each.nodes[0].html]))")
 
     others = ("#/dead", "#/sessions", "#/topics", "#/spark", "#/cluster", "#/lookup", "#/audit", "v1/docs")
     for path in (*PAGES.values(), *others):
-        with browser.open(f"{server.url}/{path}", width=400, is_dark=is_dark) as page:
+        with browser.open(f"{server.url}/{path}", width=375, is_dark=is_dark) as page:
             page.until(READY)
             page.value("document.querySelector('.messages tbody tr, .group .link')?.click()")
             page.value("new Promise((resolve) => setTimeout(resolve, 200))")

@@ -106,6 +106,24 @@ def test_commands_of_messages(browser: Browser, server: Server) -> None:
         press(page, "Search")
         page.until(f"{count} === 1")
         assert "later" in pasted(str(page.value(peek)))
+        for kind, what, value in (("path", "$.order", "2"), ("attribute", "table", "2"), ("id", "2", "")):
+            write(page, ".filters select", kind)
+            write(page, ".search", what)
+            if value:
+                write(page, ".filters .value", value)
+            press(page, "Search")
+            page.until(f"{count} === 1 && document.querySelector('.messages td.number').innerText === '2'")
+            found = json.loads(pasted(str(page.value(peek))))["messages"]
+            assert [each["sequence"] for each in found] == [2], kind
+        write(page, ".filters select", "text")
+        write(page, ".search", "later")
+        press(page, "Search")
+        page.until(f"{count} === 1 && document.querySelector('.messages td.number').innerText === '5'")
+        press(page, "Ready", ".choice")
+        page.until(f"{count} === 0")
+        assert json.loads(pasted(str(page.value(peek))))["messages"] == []
+        press(page, "All", ".choice")
+        page.until(f"{count} === 1")
         page.value("document.querySelector('.messages tbody tr').click()")
         shows(page, "Message 5")
         assert "sent" in pasted(str(page.value("document.querySelector('.one .cli code').textContent")))

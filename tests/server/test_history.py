@@ -17,6 +17,7 @@ import pytest
 from penstock.core.commands import Ack, CreateQueue, Receive, Send
 from penstock.server.clock import SystemClock
 from penstock.server.history import COLUMNS, RINGS, History, HistoryFile, size_of
+from penstock.server.latencies import LatencySampler
 from penstock.server.settings import HistorySettings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
@@ -226,3 +227,30 @@ def test_off_costs_nothing(tmp_path: Path) -> None:
 
     asyncio.run(work())
     assert list(tmp_path.iterdir()) == []
+
+
+def _looks(pause_ms: int, every_ms: int, seconds: int) -> dict[int, int]:
+    """How often the sampler looks at each of three steps that follow one another: a send, a receive, an ack."""
+    sampler, found, began_ms = LatencySampler(), {0: 0, 1: 0, 2: 0}, 1_760_000_000_000
+    for round_ms in range(0, seconds * 1_000, every_ms):
+        for step in found:
+            found[step] += sampler.wants(began_ms + round_ms + step * pause_ms)
+    return found
+
+
+def test_every_message_is_measured_where_there_are_few() -> None:
+    assert _looks(pause_ms=5, every_ms=2_000, seconds=60) == {0: 30, 1: 30, 2: 30}
+
+
+def test_no_step_of_a_client_is_missed_for_ever() -> None:
+    """A client that sends, receives and acks in turn, as often as looks come, or much more often."""
+    for every_ms in (250, 200, 50, 3):
+        looks = _looks(pause_ms=1, every_ms=every_ms, seconds=120)
+        assert min(looks.values()) > 0.2 * sum(looks.values()), (every_ms, looks)
+        assert sum(looks.values()) <= 120 * 4 + 40, (every_ms, looks)
+
+
+def test_a_clock_that_is_set_back_ends_no_samples() -> None:
+    sampler = LatencySampler()
+    assert sampler.wants(2_000_000_000)
+    assert any(sampler.wants(1_000_000_000 + 100 * step) for step in range(100))

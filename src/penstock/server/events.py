@@ -214,10 +214,15 @@ def _record(each: MessageEvent, sample: float) -> EventRecord:
     )
 
 
-# How long messages take from send to receive, and to ack: sampled, for the history. Four times a second a shard lets
-# the core note what happens in one step. All other steps cost nothing but the question.
+# How long messages take from send to receive, and to ack: sampled, for the history. Now and then a shard lets the core
+# note what happens in one step: four times a second on average. All other steps cost nothing but the question. Looks
+# that were not needed are saved, so that every message is measured where there are few. When looks are scarce, chance
+# decides at which step the next one is: a client that sends, receives and acks in turn would else be looked at in the
+# same of these steps for ever.
 
 _SAMPLE_MS = 250
+_SAVED_MAX = 40
+"""Looks that are saved up: those of a point of the history."""
 _NOTED_MAX = 2_000
 """Runs of messages whose latencies are kept, of one queue."""
 _QUANTILES = (0.50, 0.95, 0.99)
@@ -229,18 +234,26 @@ Latencies = list[tuple[int, int]]
 class LatencySampler:
     """Looks at one step of a shard now and then: how long messages took to be received, and to be acked."""
 
-    __slots__ = ("_next_ms", "acked", "received")
+    __slots__ = ("_chance", "_spent_ms", "acked", "received")
 
     def __init__(self) -> None:
-        self._next_ms = 0
+        self._spent_ms = 0
+        """Looks are paid for up to this time."""
+        self._chance = 1
         self.received: dict[str, Latencies] = {}
         self.acked: dict[str, Latencies] = {}
 
     def wants(self, now_ms: int) -> bool:
         """Whether the step that begins now shall be looked at."""
-        if now_ms < self._next_ms:
+        saved_ms = now_ms - self._spent_ms
+        if saved_ms < _SAMPLE_MS:
+            self._spent_ms = min(self._spent_ms, now_ms)  # the clock may have been set back
             return False
-        self._next_ms = now_ms + _SAMPLE_MS
+        if saved_ms < _SAVED_MAX * _SAMPLE_MS // 2:
+            self._chance = (self._chance * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+            if self._chance & 0x30000:
+                return False
+        self._spent_ms = max(self._spent_ms, now_ms - _SAVED_MAX * _SAMPLE_MS) + _SAMPLE_MS
         return True
 
     def take(self, happened: Iterable[MessageEvent]) -> None:

@@ -4,8 +4,8 @@ Every `TICK_S` the tallies of all queues are taken, a page at a time, as `overvi
 tick before becomes a point, which is written to a file of rings in its three resolutions. On a server with
 so many queues that this takes long, it happens less often: it takes `_SHARE` of the time at most.
 
-How long messages take from send to receive, and to ack, is sampled. Four times a second a shard lets the core note what
-happens in one step (`LatencySampler`); all other steps cost nothing.
+How long messages take from send to receive, and to ack, is sampled: see `latencies`. Where there are few messages, each
+is measured.
 
 Only as many queues as `[history] queues` have series of their own. A queue keeps its series while it is there, unless
 another one is much busier.

@@ -402,3 +402,27 @@ def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: s
     found = done(http.get(f"/v1/queues/{name}/search", params={"path": "$[*]", "value": "2"}))
     assert found["looked_at"] < 80
     assert found["next"] is not None
+
+
+def test_leases_without_a_session_are_listed_of_all_queues_that_the_caller_may_read(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(_SOME)
+    with server.client(headers=_BOSS) as boss, server.client(headers={"authorization": "Bearer token-of-some"}) as some:
+        for queue, count in (("a-one", 1), ("a-two", 2), ("b-hidden", 3)):
+            send(boss, queue, *["x"] * 3)
+            receive(boss, queue, count)
+        send(boss, "a-named", "x")
+        receive(boss, "a-named", session=done(boss.post("/v1/sessions", json={"name": "boss"}), 201)["session"])
+        deadline = time.monotonic() + 10
+
+        def listed(caller: httpx.Client) -> list[tuple[str, int]]:
+            leases = done(caller.get("/v1/sessions"))["without_session"]
+            assert all(each["until"] - each["since"] == 30 for each in leases)
+            return [(each["queue"], each["count"]) for each in leases]
+
+        while len(listed(boss)) < 3:  # it is as of a moment ago
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert listed(boss) == [("b-hidden", 3), ("a-two", 2), ("a-one", 1)]
+        assert listed(some) == [("a-two", 2), ("a-one", 1)]

@@ -104,6 +104,22 @@ def test_a_lease_is_released_and_a_delay_is_over(http: httpx.Client, name: str) 
     assert "released by" in _life(http, name, held)["channels"][0]["failures"][0]["error"]
 
 
+def test_a_life_says_who_holds_the_message(http: httpx.Client, name: str) -> None:
+    """Also where nobody can be named: over SQS, or by a session that has no name."""
+    nameless = done(http.post("/v1/sessions", json={}), 201)["session"]
+    named = done(http.post("/v1/sessions", json={"name": "worker-7"}), 201)["session"]
+    for session in (None, nameless, named):
+        (held,) = _ids(http, name, "x")
+        receive(http, name, session=session)
+        life = _life(http, name, held)
+        holder = life["channels"][0]["holder"]
+        (received,) = [event["text"] for event in life["events"] if event["what"] == "received"]
+        if session is None:
+            assert (holder["session"], received) == (0, "delivered to a client without a session")
+        else:
+            assert received == f"delivered to {holder['name'] or 'session ' + str(holder['session'])}"
+
+
 def test_a_message_is_rescheduled(http: httpx.Client, name: str) -> None:
     (first, second) = _ids(http, name, "a", "b")
     due = time.time() + 7_200

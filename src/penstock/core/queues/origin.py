@@ -102,8 +102,8 @@ def _events(life: Life) -> Iterator[LifeEvent]:
     for each in life.channels:
         yield from _failed(life.queue, each.channel, each.failures, life.sequence)
         if each.state is State.LEASED:
-            by = f" to {each.holder}" if each.holder else ""
-            yield LifeEvent(each.received_ms, "received", life.queue, each.channel, each.attempts, f"delivered{by}")
+            by = each.holder or (f"session {each.session}" if each.session else "a client without a session")
+            yield LifeEvent(each.received_ms, "received", life.queue, each.channel, each.attempts, f"delivered to {by}")
             text = "the lease ends, if it is not settled before"
             yield LifeEvent(each.deadline_ms, "lease ends", life.queue, each.channel, each.attempts, text)
         elif each.state is State.DELAYED and each.deadline_ms:

@@ -68,8 +68,11 @@ class Overviews(Resource):
         super().__init__(services)
         self._version = version
         self._started_s = time.monotonic()
-        self._overview: Overview | None = None
         self._grown: tuple[float | None, list[Alarm]] | None = None
+
+    @property
+    def _overview(self) -> Overview:
+        return overview_of(self.services)
 
     @operation("GET", "/v1/me")
     async def who_am_i(self, caller: Caller) -> Me:
@@ -166,14 +169,11 @@ class Overviews(Resource):
 
     async def row(self, name: str) -> QueueRow | None:
         """A queue at the last look; None if it was not there, or is gone."""
-        assert self._overview is not None
         row = self._overview.rows.get(name)
         shown = [] if row is None else await self._shown([row])
         return shown[0] if shown else None
 
     async def _look(self) -> Sequence[Row]:
-        if self._overview is None:
-            self._overview = Overview(self.shard)
         return await self._overview.look()
 
     async def seen_by(self, principal: Principal) -> ServerOverview:
@@ -211,7 +211,6 @@ class Overviews(Resource):
     async def _growth(self) -> list[Alarm]:
         """Queues that fill: behind a pause, or faster than they are worked off. Found once for each look."""
         overview = self._overview
-        assert overview is not None
         if self._grown is not None and self._grown[0] == overview.looked_s:
             return self._grown[1]
         found: list[Alarm] = []
@@ -249,7 +248,6 @@ class Overviews(Resource):
 
     def _row(self, row: Row, stats: Stats) -> QueueRow:
         known = self.broker.queues.get(row.name)
-        assert self._overview is not None
         return QueueRow(
             name=row.name,
             fifo=known is not None and known.config.kind == "fifo",
@@ -273,14 +271,12 @@ class Overviews(Resource):
 
     def _dead_letters_of(self, rows: Sequence[Row]) -> int:
         """How many messages the dead-letter queues of some queues have now: each counted once, whoever shares it."""
-        assert self._overview is not None
         all_rows = self._overview.rows
         names = {self._dead_letter_queue_of(row) for row in rows}
         return sum(all_rows[name].messages for name in names if name in all_rows)
 
     def _alarms_of(self, rows: Sequence[Row]) -> list[Alarm]:
         """What is wrong now: damage, and dead letters that came lately and still are there."""
-        assert self._overview is not None
         found: list[Alarm] = []
         for row in rows:
             if len(found) >= _ALARMS_MAX:
@@ -297,7 +293,6 @@ class Overviews(Resource):
         return found
 
     def _by_dead_letters(self) -> Callable[[Row], tuple[float, str]]:
-        assert self._overview is not None
         all_rows, queue_of = self._overview.rows, self._dead_letter_queue_of
 
         def key(row: Row) -> tuple[float, str]:
@@ -407,6 +402,16 @@ def _role(rights: Sequence[Right]) -> Literal["admin", "writer", "reader"]:
 
 _RANGES = {"hour": 3_600, "day": 86_400, "week": 7 * 86_400, "fortnight": 14 * 86_400}
 _HISTORY = "history"
+_OVERVIEW = "overview"
+
+
+def overview_of(services: Services) -> Overview:
+    """What this server knows of all queues: one, whoever asks."""
+    found = services.extras.get(_OVERVIEW)
+    if found is None:
+        found = services.extras[_OVERVIEW] = Overview(services.shard)
+    assert isinstance(found, Overview)
+    return found
 
 
 def history_of(services: Services) -> History:

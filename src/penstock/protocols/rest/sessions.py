@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from penstock.core.commands import (
     EndSession,
     Heartbeat,
@@ -12,10 +14,11 @@ from penstock.core.commands import (
     SessionInfo,
     session_named,
 )
-from penstock.core.errors import OverLimit
+from penstock.core.errors import OverLimit, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
 from penstock.protocols.rest.operations import Resource, operation
+from penstock.protocols.rest.overview import overview_of
 from penstock.protocols.rest.shapes import (
     EndedSession,
     HeldMessages,
@@ -25,8 +28,11 @@ from penstock.protocols.rest.shapes import (
     SessionRow,
     SessionsQuery,
 )
-from penstock.server.auth import Principal
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.overview import in_order
 from penstock.server.sessions import end_any_session, told_sessions
+
+_LEASED_QUEUES_MAX = 100
 
 
 class Sessions(Resource):
@@ -46,9 +52,17 @@ class Sessions(Resource):
     async def list_sessions(self, caller: Caller, query: SessionsQuery) -> OpenSessions:
         """List the sessions and connections, and what each holds since when, in the queues that the caller may read.
 
-        Those that hold nothing are for who may read all queues.
+        Those that hold nothing are for who may read all queues. Leases without a session are those of the 100 queues
+        with the most leased messages.
         """
-        return await self._listed(caller.principal, None, query.limit)
+        principal = caller.principal
+        found = await self._listed(principal, None, query.limit)
+        leased = [row for row in await overview_of(self.services).look() if row.leased]
+        rows = leased if principal is ANYBODY else [row for row in leased if principal.may(row.name, QueueStats)]
+        for row in in_order(rows, lambda row: (row.leased, row.name), True, 0, _LEASED_QUEUES_MAX):
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                found.without_session += (await self._listed(principal, row.name, 1)).without_session
+        return found
 
     @operation("GET", "/v1/queues/{queue}/sessions", live_s=2)
     async def list_queue_sessions(self, caller: Caller, queue: str, query: SessionsQuery) -> OpenSessions:

@@ -620,7 +620,7 @@ class OpenSessions(Result, omit_defaults=False):
 
     sessions: list[SessionRow]
     without_session: list[HeldMessages]
-    """Of one queue: leases of receivers that have no session (SQS, plain HTTP)."""
+    """Leases of receivers that have no session (SQS, plain HTTP)."""
 
 
 class EndedSession(Result, omit_defaults=False):
