@@ -14,7 +14,7 @@ from penstock.cli.output import AsJson, print_done, print_json, print_rows
 if TYPE_CHECKING:
     from penstock.cluster.membership.view import ClusterView
 
-clusters = Group(help="Show the nodes and shards of a cluster, move shards, drain nodes.")
+clusters = Group(help="Show nodes and shards of a cluster, move shards, drain nodes.")
 
 POLL_S = 0.5
 ANY = "any"
