@@ -20,13 +20,14 @@ _COLOURS = (BLUE, AMBER, FAINT, GREEN, RED, GREY)
 
 HEADING = """# Benchmarks
 
-How fast is Penstock, compared to what? One chart a question. `make bench` measures, and writes this page and
-[the full tables](benchmarks-history.md); nobody edits them by hand.
+How fast is Penstock, compared to other systems? Each question has one chart. `make bench` measures, and writes this
+page and [the full tables](benchmarks-history.md).
 
-- **Every Penstock figure has its `fdatasync` before the acknowledgement**, except where the memory store is named.
-- Bars compare within a line. Contenders took turns in one run, on one machine, so a ratio means more than a rate.
+- **Penstock syncs to disk (`fdatasync`) before each acknowledgement**, except where the memory store is named.
+- Compare the bars of one group. The systems of a group took turns in one run on one machine, so their ratio means
+  more than the rate itself.
 - The machine: {machine}. Clients, servers and load generators share its cores.
-- Each question had a target before it was measured. What was missed is said.
+- Each question had a target before it was measured. The page lists every target that was missed.
 """
 
 
@@ -43,49 +44,6 @@ class Question:
 
 
 QUESTIONS = {
-    "a": Question(
-        "How close do durable sends come to writing a plain file?",
-        "200-byte messages in runs of 1,000, in process; the file gets one write and one sync a run",
-        "messages/s",
-        ("messages/s",),
-    ),
-    "b": Question(
-        "What does group commit give senders that send one message at a time?",
-        "64 senders in process, each waits for the disk; the baseline is SQLite with one commit a message",
-        "messages/s",
-        ("messages/s",),
-    ),
-    "c": Question(
-        "How does it compare to queues on SQLite?",
-        "200-byte messages in process; all three sync every commit",
-        "messages/s",
-        ("Penstock", "litequeue", "persist-queue"),
-    ),
-    "d": Question(
-        "What does the core cost, compared to a bare Python queue?",
-        "send, lease and ack in memory, one thread; the baseline is a deque and a dict that promise nothing",
-        "messages/s, by size of a run",
-        ("core, messages/s", "deque and dict, messages/s"),
-    ),
-    "e": Question(
-        "Does a long backlog slow it down?",
-        "5,000,000 waiting messages against 5,000, in process",
-        "messages/s",
-        ("5,000 waiting", "5,000,000 waiting"),
-        "messages/s",
-    ),
-    "many": Question(
-        "Do 100,000 queues hold up others?",
-        "the longest time that the event loop did nothing else while it answered, with 100 queues and with 100,000",
-        "ms; less is better",
-        ("held, 100", "held, 100,000"),
-    ),
-    "builds": Question(
-        "What do the compiled build and credentials change?",
-        "the server's processor time for a message that 16 clients send, receive and acknowledge one by one",
-        "microseconds; less is better",
-        ("compiled", "compiled, credentials", "sources", "sources, credentials"),
-    ),
     "sqs": Question(
         "How does the SQS API compare to ElasticMQ?",
         "64 connections over loopback, each waits for its answer; ElasticMQ keeps messages in memory, Penstock syncs",
@@ -105,20 +63,63 @@ QUESTIONS = {
         "messages/s",
         ("Penstock", "Redis, fsync always", "Redis, fsync every second", "RabbitMQ", "NATS"),
     ),
-    "spark": Question(
-        "How fast does Spark read and write queues, compared to Parquet?",
-        "1,000,000 messages of 200 bytes, `local[2]`",
-        "rows/s",
-        ("Penstock", "Parquet"),
-    ),
     "cluster": Question(
         "What do nodes on Kafka cost, compared to Kafka itself?",
         "one broker, one copy, acks=all, 200-byte messages; Penstock's nodes, Kafka and the client on one machine",
         "messages/s",
         ("Penstock", "Kafka"),
     ),
+    "spark": Question(
+        "How fast does Spark read and write queues, compared to Parquet?",
+        "1,000,000 messages of 200 bytes, `local[2]`",
+        "rows/s",
+        ("Penstock", "Parquet"),
+    ),
+    "builds": Question(
+        "What do the compiled build and credentials change?",
+        "the server's processor time for a message that 16 clients send, receive and acknowledge one by one",
+        "microseconds; less is better",
+        ("compiled", "compiled, credentials", "sources", "sources, credentials"),
+    ),
+    "many": Question(
+        "Do 100,000 queues delay other requests?",
+        "the longest time that the event loop did nothing else while it answered, with 100 queues and with 100,000",
+        "ms; less is better",
+        ("held, 100", "held, 100,000"),
+    ),
+    "e": Question(
+        "Does a long backlog slow a queue down?",
+        "5,000,000 waiting messages against 5,000, in process",
+        "messages/s",
+        ("5,000 waiting", "5,000,000 waiting"),
+        "messages/s",
+    ),
+    "b": Question(
+        "What does group commit give senders that send one message at a time?",
+        "64 senders in process, each waits for the disk; the baseline is SQLite with one commit a message",
+        "messages/s",
+        ("messages/s",),
+    ),
+    "c": Question(
+        "How does an embedded queue compare to queues on SQLite?",
+        "200-byte messages in process; all three sync every commit",
+        "messages/s",
+        ("Penstock", "litequeue", "persist-queue"),
+    ),
+    "a": Question(
+        "How close do durable sends come to writing a plain file?",
+        "200-byte messages in batches of 1,000, in process; the file gets one write and one sync for each batch",
+        "messages/s",
+        ("messages/s",),
+    ),
+    "d": Question(
+        "What does the core cost, compared to a bare Python queue?",
+        "send, lease and ack in memory, one thread; the baseline is a deque and a dict that promise nothing",
+        "messages/s, by size of a batch",
+        ("core, messages/s", "deque and dict, messages/s"),
+    ),
 }
-"""Label of a section -> what it answers."""
+"""Label of a section -> what it answers. What users compare comes first, then what the parts cost."""
 
 Table = list[list[str]]
 
@@ -197,7 +198,7 @@ def misses(section: str) -> list[str]:
                     name = f"{header[0]} of {row[0]}" if row[0].isdecimal() else row[0]
                     if not re.match(r"[\d.]", row[1]):
                         name += f" of {row[1]}"
-                    said.append(f"{name}: {measured}; the target was {cell.partition(':')[0]}")
+                    said.append(f"{name}: {measured}. The target was {cell.partition(':')[0]}")
     return said
 
 
@@ -207,7 +208,8 @@ def _measured(header: list[str], row: list[str], place: int) -> str:
     ratios = [each for each in range(place) if re.match(r"[\d.,]+ \(", row[each])]
     column = header.index(named) if named else ratios[0] if "processor" in header[ratios[-1]] else ratios[-1]
     value, _, rest = row[column].partition(" (")
-    return f"{value} {rest.partition(') ')[2] or header[column]}".strip().replace(" ratio", " times")
+    what = rest.partition(") ")[2] or header[column].removeprefix("ratio").strip()
+    return f"{value} ({what})" if what else f"{value} times"
 
 
 def page(history: str) -> str:
@@ -215,17 +217,17 @@ def page(history: str) -> str:
     facts, sections = newest_run(history)
     machine = f"{facts['processor']}, {facts['memory']}, {facts['filesystem']}, {facts['system']}"
     parts = [HEADING.format(machine=machine).strip()]
-    for label, section in sections.items():
-        question = QUESTIONS[label]
+    for label, question in QUESTIONS.items():
+        section = sections[label]
         title = section.splitlines()[0].partition(". ")[2]
         measured = re.search(r"^\*(Measured .*)\*$", section, re.MULTILINE)
         assert measured, f"section {label} does not say when it was measured, and of which build"
         missed = misses(section)
-        verdict = "Every target was reached." if not missed else "What was missed:"
+        verdict = "Every target was reached." if not missed else "Targets that were missed:"
         listed = "".join(f"\n- {each}" for each in missed)
         anchor = re.sub(r"[^\w\- ]", "", f"{label}. {title}".lower()).replace(" ", "-")
         parts.append(
-            f"## {label}. {question.asks}\n\n![{question.asks}](benchmarks/{label}.svg)\n\n"
+            f"## {question.asks}\n\n![{question.asks}](benchmarks/{label}.svg)\n\n"
             f"{question.conditions[0].upper()}{question.conditions[1:]}. {measured[1]}\n"
             f"[All figures](benchmarks-history.md#{anchor}). {verdict}" + (f"\n{listed}" if missed else "")
         )

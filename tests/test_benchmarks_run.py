@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from bench import nsq_tools
+from bench.report import QUESTIONS
 from bench.run import ROOT, SCRIPTS, label
 from tests.kafka import loudly
 from tests.programs import needed
@@ -48,4 +49,5 @@ def need_nsq_tools() -> None:
 
 def test_every_question_has_its_section_on_the_page() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert re.findall(r"^## (\w+)\. ", page, re.MULTILINE) == [label(script) for script in SCRIPTS]
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == [question.asks for question in QUESTIONS.values()]
+    assert set(QUESTIONS) == {label(script) for script in SCRIPTS}

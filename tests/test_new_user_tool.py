@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from tests.compat.server import ROOT
 from tests.docs.terminal import Terminal
 from tools import new_user
@@ -38,7 +39,9 @@ def test_an_empty_clone_serves_every_command_of_the_readme(cloned: Path, capsys:
     with serving_as_made(cloned) as terminal:
         new_user.paste(terminal, new_user.Stopwatch("test"), environment, ["README.md"])
     assert "every command of README.md" in capsys.readouterr().out
-    assert (cloned / "my-queues").is_dir(), "the last program of the README makes it"
+    with penstock.open(cloned / "data", read_only=True) as ps:
+        acked = ps.queue("orders").stats().channels["main"].acked
+    assert acked > 2, "two by the command line, the others by the program"
 
 
 def test_a_command_that_fails_is_told_with_what_it_printed(cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:

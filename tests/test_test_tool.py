@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,34 @@ def test_the_tests_run_on_the_package_that_is_named_and_so_does_what_they_start(
     ran = call(tmp_path, "[], ('others',)", "on_package(Path('wheel'), ['-p', 'no:cacheprovider']")
     assert ran.returncode == 0, ran.stdout
     assert "2 passed" in ran.stdout
+
+
+def test_servers_that_tests_start_run_the_package_that_is_named(tmp_path: Path) -> None:
+    copied = shutil.copytree(ROOT / "src", tmp_path / "wheel", ignore=shutil.ignore_patterns("__pycache__"))
+    version = copied / "penstock" / "__init__.py"
+    version.write_text(version.read_text() + '\n__version__ = "0.0.wheel"\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "test_server.py").write_text(
+        "import urllib.request\n"
+        "from tests.compat.server import serving\n\n"
+        "def test_version(tmp_path):\n"
+        "    with serving(tmp_path) as server:\n"
+        "        url = f'http://127.0.0.1:{server.http_port}/version'\n"
+        "        assert b'0.0.wheel' in urllib.request.urlopen(url).read()\n"
+    )
+    ran = call(tmp_path, "[], ('others',)", "on_package(Path('wheel'), ['-p', 'no:cacheprovider']")
+    assert ran.returncode == 0, ran.stdout
+    assert "1 passed" in ran.stdout
+
+
+def test_nothing_that_tests_start_is_bound_to_the_sources() -> None:
+    own = ("test_test_tool.py", "test_airflow.py")  # this file; a Python of its own, for which no wheel is built
+    bound = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.name not in own
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "PYTHONPATH" in line and re.search(r"ROOT / .src", line)
+    ]
+    assert bound == [], "use tests.package.PACKAGE"

@@ -210,19 +210,22 @@ def try_wheel(python: str, directory: Path, title: str, *, wheel: Path | None, c
 
 DEBIAN_NEEDS = ("git", "make", "curl", "procps")
 """What the steps and the pages call, and a slim image does not have."""
+COMPILER = ("gcc", "libc6-dev")
 
 
-def in_debian(version: str, arguments: Sequence[str]) -> None:
+def in_debian(version: str, arguments: Sequence[str], *, compiled: bool) -> None:
     """Do all of it with a Python of another release of Debian: this tool, in a clone, in a chroot of that release."""
     from tools import image
 
     with tempfile.TemporaryDirectory(prefix="penstock-debian-") as temporary:
         root = Path(temporary, "root")
-        run(["cp", "--archive", "--reflink=auto", image.base(f"python:{version}-slim"), root], ROOT)
+        base = image.base(f"python:{version}-slim", *(image.HEADERS if compiled else ()))
+        run(["cp", "--archive", "--reflink=auto", base, root], ROOT)
         (root / "etc/pip.conf").write_text(f"[global]\ncert = {image.AUTHORITIES}\n")
         clone(root / "penstock")
+        needs = " ".join((*DEBIAN_NEEDS, *(COMPILER if compiled else ())))
         steps = (
-            f"apt-get update -qq && apt-get install -qq --yes --no-install-recommends {' '.join(DEBIAN_NEEDS)}",
+            f"apt-get update -qq && apt-get install -qq --yes --no-install-recommends {needs}",
             "git config --global --add safe.directory '*'",
             "python3 -m venv /tool",
             "/tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 msgspec",
@@ -259,7 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compiled", action="store_true", help="build the wheel with the hot half compiled")
     chosen = parser.parse_args(arguments)
     if chosen.debian:
-        return in_debian(chosen.debian, [f"--from={kind}" for kind in chosen.kinds or ()])
+        passed = [f"--from={kind}" for kind in chosen.kinds or ()] + ["--compiled"] * chosen.compiled
+        return in_debian(chosen.debian, passed, compiled=chosen.compiled)
     pythons = chosen.python or pythons_found()
     for python in pythons:
         version = run([python, "--version"], ROOT).strip()

@@ -67,7 +67,7 @@ def _take_again(take: Callable[[Settings], str], read_again: Callable[[], Settin
     try:
         told = take(read_again())
     except PenstockError as error:
-        log.error("SIGHUP: everything stays as it was: %s", error)
+        log.error("SIGHUP: nothing was changed: %s", error)
     else:
         log.warning("SIGHUP: %s", told)
 

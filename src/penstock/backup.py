@@ -199,8 +199,8 @@ def _bring_together(fixed: list[_Fixed]) -> None:
         for store in late:
             store.refresh()
     raise StoreError(
-        f"{fixed[0].directory.parent}: so much goes from shard to shard that no moment was found in which all stores "
-        "fit together, and nothing was copied. Try again, or stop the server for the backup"
+        f"{fixed[0].directory.parent}: so many messages move between shards that no moment was found in which all "
+        "stores fit together. Nothing was copied. Try again, or stop the server for the backup"
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.server.sources import Place
 
 
-CLUSTER = "Many nodes, on Kafka (docs/cluster.md) or ZooKeeper (docs/zookeeper.md)"
+CLUSTER = "Several nodes, on Kafka (docs/cluster.md) or ZooKeeper (docs/zookeeper.md)"
 _CLUSTERS = ("kafka", "zookeeper")
 OF_CLUSTERS = {
     "bootstrap": ("kafka",),

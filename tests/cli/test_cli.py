@@ -426,7 +426,7 @@ def test_errors_advise_what_the_command_line_can_do(shell: Shell) -> None:
     assert "there is no queue 'nosuch': check the name" in ended.err
     shell("consumer", "move", "orders", "audit", "2")
     ended = shell.ended("consumer", "move", "orders", "audit", "1")
-    assert "to move it back, say --allow-rewind" in ended.err
+    assert "to move it back, give --allow-rewind" in ended.err
 
 
 def test_settings_are_changed_one_by_one(shell: Shell) -> None:

@@ -128,7 +128,7 @@ def test_a_server_that_is_about_to_end_does_not_end_its_listeners(
         assert begun.wait(SECONDS_MAX)
         loop.run(server.shard.close())  # the store is closed, and connections still stand
         go_on.set()
-        until(lambda: "acknowledging failed" in caplog.text)
+        until(lambda: "could not be acknowledged, trying again" in caplog.text)
         loop.run(server.stop())
         server = start(server.port)
         with penstock.connect(server.url) as direct:

@@ -21,6 +21,7 @@ from botocore.config import Config
 from penstock.core.queues.partition import partition_of
 from penstock.store.layout import CLUSTER_NAME
 from penstock.store.sharded import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
+from tests.package import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"
@@ -70,7 +71,7 @@ class Server:
         command += ["--nsq-tcp-port", "0", "--nsq-http-port", "0"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *self._flags], stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+                [*command, *self._flags], stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(PACKAGE)}
             )
 
     def wait_until_ready(self) -> None:

@@ -21,6 +21,7 @@ from kombu.entity import Exchange
 
 from tests.compat import celery_app
 from tests.compat.server import ROOT, Server, until
+from tests.package import PACKAGE
 
 COUNTDOWN_S = 2
 VISIBILITY_S = 3
@@ -48,7 +49,7 @@ class Workers:
         name = f"worker-{len(self.started)}"
         command = [sys.executable, "-m", "celery", "-A", "tests.compat.celery_app", "worker", "-n", name, *without]
         environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+            "PYTHONPATH": f"{ROOT}:{PACKAGE}",
             celery_app.SETTINGS: json.dumps(self._settings),
             celery_app.RECORD: str(self._record),
             celery_app.BROADCASTS: self.broadcasts,

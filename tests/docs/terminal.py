@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.compat.server import PATIENCE_S, ROOT, until
+from tests.package import PACKAGE
 
 PORTS = {"9324": "sqs", "9325": "http", "4150": "nsq", "4151": "nsq-http"}
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PENSTOCK_"))}
 ENVIRONMENT = CLEAN | {
-    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT}",
     "HOME": "/nonexistent",
     "TERM": "dumb",
 }

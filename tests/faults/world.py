@@ -21,6 +21,7 @@ import penstock
 from tests.faults.client import DRAINED, effects, engine_of, orders
 from tests.faults.promises import Promises, demand
 from tests.faults.proxy import Proxy
+from tests.package import PACKAGE
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -209,7 +210,7 @@ class World:
             return ", ".join(str(ps.queue(name).stats().channels["main"]) for name in DRAINED)
 
     def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        environment = os.environ | {"PYTHONPATH": f"{PACKAGE}:{ROOT}"}
         with (self.directory / f"{name}.out").open("wb") as out:
             return subprocess.Popen([sys.executable, *arguments], stdout=out, stderr=out, env=environment, cwd=ROOT)
 

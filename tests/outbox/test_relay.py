@@ -422,7 +422,7 @@ def test_a_relay_outlives_its_database(
             connection.execute(text("ALTER TABLE away RENAME TO penstock_outbox"))
         send(engine, outbox, "orders", b"2")
         until(lambda: relay.sent == 2)
-    assert "a round failed, once more soon" in caplog.messages[0]
+    assert "sending failed, trying again" in caplog.messages[0]
     assert not any("\n" in message for message in caplog.messages)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.package import PACKAGE
 from tests.pages.browser import Page
 from tests.protocols.rest.serving import Server
 
@@ -108,7 +109,7 @@ def no_dialogue(page: Page) -> None:
 def pasted(command: str, status: int = 0, **environment: str) -> str:
     """Run a command line in a shell, as the page shows it. Returns what it printed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    found = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), **environment}
+    found = {**os.environ, "PATH": path, "PYTHONPATH": str(PACKAGE), **environment}
     ended = subprocess.run(["bash", "-c", command], env=found, capture_output=True, text=True, timeout=120)
     assert ended.returncode == status, f"{command}: {ended.stdout[-500:]} {ended.stderr[-2000:]}"
     return ended.stdout + ended.stderr

@@ -20,7 +20,7 @@ from penstock.pipelines.progress import Batch, QueryProgress
 from penstock.pipelines.runner import Outcome, Runner
 from penstock.pipelines.sessions import by_value
 from penstock.pipelines.where import Where
-from tests.compat.server import ROOT
+from tests.package import PACKAGE
 from tests.ports import free_port
 from tests.spark.running import SILENT, Queues
 from tests.spark.test_clusters import wait_for_port
@@ -114,7 +114,7 @@ def connect_server(master: str, directory: Path, **settings: str) -> Iterator[st
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.memory": "700m",
         "spark.executor.memory": "512m",
-        "spark.executorEnv.PYTHONPATH": str(ROOT / "src"),
+        "spark.executorEnv.PYTHONPATH": str(PACKAGE),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{SILENT}",

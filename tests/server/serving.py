@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.package import PACKAGE
+
 PATIENCE_S = 60.0
 PORTS = ("sqs", "http", "nsq", "nsq-http")
 NO_PORTS = ("--sqs-port", "0", "--http-port", "0", "--nsq-tcp-port", "0", "--nsq-http-port", "0")
@@ -79,7 +80,7 @@ def served(
             [*before, sys.executable, "-m", "penstock", command, *asked],
             stdout=log,
             stderr=log,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            env=os.environ | {"PYTHONPATH": str(PACKAGE)},
         )
     server = Served(directory, process)
     try:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import PORTS, ROOT, Served, read_answer, served, tls_config
+from tests.package import PACKAGE
+from tests.server.serving import PORTS, Served, read_answer, served, tls_config
 
 LIMIT = 150
 IDLE = 300
@@ -107,7 +108,7 @@ def test_those_who_are_refused_hear_why_and_later_ones_get_in(tmp_path: Path) ->
 
 def test_a_limit_that_leaves_nothing_for_clients_keeps_a_server_from_starting(tmp_path: Path) -> None:
     command = [*limited(100), sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     said = "penstock: the limit of open files is 100: a server needs 128 at least, raise ulimit -n\n"
     assert (run.returncode, run.stderr) == (2, said)

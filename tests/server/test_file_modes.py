@@ -16,7 +16,8 @@ import penstock
 from penstock.core.errors import StoreError
 from penstock.core.storage.chunk import Chunk
 from penstock.wire.pieces import Target, piece_bytes
-from tests.server.serving import ROOT, Served, served
+from tests.package import PACKAGE
+from tests.server.serving import Served, served
 
 NOBODY = 65_534
 
@@ -106,7 +107,7 @@ try:
 except StoreError as error:
     print(error)
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.startswith(f"this user may not read {data}")

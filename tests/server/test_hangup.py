@@ -47,12 +47,12 @@ def test_credentials_are_read_again_and_the_old_ones_are_worth_nothing(server: S
     [
         ("[server]\nsqs_port = 'x'", "sqs_port is 'x'"),
         (f"{FIRST}[[credentials]]\naccess_key = 'C'", "give one of secret_key"),
-        ("", "takes a restart"),
+        ("", "needs a restart"),
     ],
 )
 def test_settings_that_cannot_be_followed_change_nothing(server: Served, config: Path, text: str, said: str) -> None:
     config.write_text(text)
-    hang_up(server, "everything stays as it was")
+    hang_up(server, "nothing was changed")
     assert said in server.log
     assert status(server, "A:first secret") == 200
 

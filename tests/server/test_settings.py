@@ -265,7 +265,7 @@ def test_a_cluster_has_sixteen_shards_and_names_its_topics_and_nodes_after_itsel
             "PENSTOCK_TEST_NO_SUCH, which is not set",
         ),
         ("[kafka.properties_file]\n'sasl.password' = '/no/such'", "cannot be read from /no/such"),
-        ("[kafka.properties]\na = 1\n[kafka.properties_file]\na = '/x'", "'a' is given twice"),
+        ("[kafka.properties]\na = 1\n[kafka.properties_file]\na = '/x'", "'a' is in two of properties"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(text: str, complaint: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from penstock import testing
+from tests.package import PACKAGE
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +62,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
 def pytest_in(directory: Path) -> str:
     """What pytest says of a directory, to which nobody has told where the fixtures are."""
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(directory), str(directory)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False).stdout
 
 

@@ -42,7 +42,7 @@ from penstock.transfer.importing import DirectoryPlace, Import, Section, check_e
 from penstock.wire.pieces import Target, send_of
 from tests.client.node import ThreadedNode
 from tests.cluster.nodes import thread_node
-from tests.compat.server import Server
+from tests.compat.server import Server, serving
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
@@ -186,26 +186,36 @@ def test_export_changes_nothing(data: Path, tmp_path: Path) -> None:
 def test_order_in_groups_delays_and_priorities_hold_after_an_import(data: Path, tmp_path: Path) -> None:
     transfer.import_queues(str(tmp_path / "new"), export_file(data, tmp_path / "file"))
     with penstock.open(tmp_path / "new") as ps:
-        groups: dict[str | None, list[int]] = {}
-        while messages := ps.queue("steps.fifo").receive(max=10):
-            for message in messages:
-                groups.setdefault(message.group, []).append(int(message.text))
-                message.ack()
-        assert groups == {f"group-{first}": list(range(first, 30, 3)) for first in range(3)}
-        received = [message.text for message in ps.queue("orders").receive(max=100) if message.body[:1] != b"\xff"]
-        assert received == ["leased", "urgent", ""]
-        web = [message.text for message in ps.queue("news").channel("web").receive(max=100)]
-        assert web == [f"news {number}" for number in range(3, 8)]
-        assert ps.queue("news").channel("mail").stats().ready == 8
-        assert ps.queue("news").channel("mail").stats().paused
+        check_delivery(ps)
+
+
+def check_delivery(ps: penstock.Penstock) -> None:
+    """What `fill` has sent is delivered in the order, to the channels and with the priorities of the source."""
+    groups: dict[str | None, list[int]] = {}
+    while messages := ps.queue("steps.fifo").receive(max=10):
+        for message in messages:
+            groups.setdefault(message.group, []).append(int(message.text))
+            message.ack()
+    assert groups == {f"group-{first}": list(range(first, 30, 3)) for first in range(3)}
+    received = [message.text for message in ps.queue("orders").receive(max=100) if message.body[:1] != b"\xff"]
+    assert received == ["leased", "urgent", ""]
+    web = [message.text for message in ps.queue("news").channel("web").receive(max=100)]
+    assert web == [f"news {number}" for number in range(3, 8)]
+    assert ps.queue("news").channel("mail").stats().ready == 8
+    assert ps.queue("news").channel("mail").stats().paused
 
 
 def test_redrive_after_an_import_takes_dead_letters_back_to_their_queue(data: Path, tmp_path: Path) -> None:
     transfer.import_queues(str(tmp_path / "new"), export_file(data, tmp_path / "file"))
     with penstock.open(tmp_path / "new") as ps:
-        assert ps.redrive("orders.dead").wait(10).moved == 1
-        (message,) = ps.queue("orders").search("fails twice")
-        assert [each.error for each in message.history] == ["no tea: fails twice"] * 2
+        check_redrive(ps)
+
+
+def check_redrive(ps: penstock.Penstock) -> None:
+    """The dead letter of `fill` goes back to its queue, with its history."""
+    assert ps.redrive("orders.dead").wait(30).moved == 1
+    (message,) = ps.queue("orders").search("fails twice")
+    assert [each.error for each in message.history] == ["no tea: fails twice"] * 2
 
 
 def test_channels_that_were_done_with_later_messages_get_them_again_and_that_is_told(
@@ -275,18 +285,35 @@ def test_from_one_shard_to_four_and_back(data: Path, tmp_path: Path) -> None:
         assert plain(items_of(ps)) == before
 
 
-def test_from_a_directory_to_kafka_and_back(data: Path, tmp_path: Path, kafka: KafkaCluster) -> None:  # noqa: F811
+@pytest.mark.parametrize("shards", [1, 4], ids=["one store", "four shards of one process"])
+def test_from_a_directory_to_kafka_and_back(
+    data: Path,
+    tmp_path: Path,
+    kafka: KafkaCluster,  # noqa: F811
+    shards: int,
+) -> None:
     with penstock.open(data, read_only=True) as ps:
         before = plain(items_of(ps))
     exported = export_file(data, tmp_path / "file")
-    with thread_node(kafka, unique_prefix("transfer"), "a", tmp_path) as node:
-        url = node.node._record_of_node.urls["http"]
-        transfer.import_queues(url, exported)
-        with penstock.connect(url) as ps:
+    if shards > 1:
+        (tmp_path / "several").mkdir()
+        with serving(tmp_path / "several", shards=shards) as server:
+            url = f"http://127.0.0.1:{server.http_port}"
+            transfer.import_queues(url, exported)
+            exported = export_file(url, tmp_path / "of-shards", format="arrow")
+    name = unique_prefix("transfer")
+    with thread_node(kafka, name, "a", tmp_path) as first, thread_node(kafka, name, "b", tmp_path) as second:
+        one, other = (node.node._record_of_node.urls["http"] for node in (first, second))
+        transfer.import_queues(one, exported)
+        with penstock.connect(other) as ps:
             assert plain(items_of(ps)) == before
-        transfer.import_queues(str(tmp_path / "back"), export_file(url, tmp_path / "second"))
-    with penstock.open(tmp_path / "back", read_only=True) as ps:
+            transfer.import_queues(str(tmp_path / "back"), export_file(other, tmp_path / "of-kafka"))
+            check_delivery(ps)
+            check_redrive(ps)
+    with penstock.open(tmp_path / "back") as ps:
         assert plain(items_of(ps)) == before
+        check_delivery(ps)
+        check_redrive(ps)
 
 
 # -- again -------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ SECTIONS = {
     "Servers and directories": {
         "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
         "lookup": Place("penstock.serve:lookup", "Tell NSQ clients which nodes have a topic."),
-        "cluster": Place("penstock.cli.cluster:clusters", "Nodes and shards: see them, move them, drain nodes."),
+        "cluster": Place("penstock.cli.cluster:clusters", "Show nodes and shards, move shards, drain nodes."),
         "store": Place("penstock.cli.store:stores", "Back up a data directory; check it for damage; salvage it."),
     },
     "Data": {

@@ -14,7 +14,7 @@ from penstock.cli.output import AsJson, print_done, print_json, print_rows
 if TYPE_CHECKING:
     from penstock.cluster.membership.view import ClusterView
 
-clusters = Group(help="Nodes and shards of a cluster: see them, move them, drain nodes.")
+clusters = Group(help="Show nodes and shards of a cluster, move shards, drain nodes.")
 
 POLL_S = 0.5
 ANY = "any"
@@ -54,7 +54,7 @@ def show(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
+    """Show the nodes and the shards: who owns and serves each shard, and what is planned."""
     found = _look(config, bootstrap, zookeeper, cluster, is_quick=True)
     for gap in _gaps(found):
         print(f"penstock: {gap}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _gaps(found: ClusterView) -> Iterator[str]:
 @clusters.command()
 def move(
     shard: Annotated[int, Argument(help="The shard's number.")],
-    node: Annotated[str, Argument(help=f"The node to move it to; {ANY!r}: let the controller decide.")],
+    node: Annotated[str, Argument(help=f"The node to move it to, or {ANY!r}: the controller decides.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
     zookeeper: ZooKeeper = None,
@@ -84,7 +84,7 @@ def move(
     wait: Wait = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Move a shard to a node. It stays there while the node lives, and does not drain."""
+    """Move a shard to a node. It stays there until the node dies or is drained."""
     found = _look(config, bootstrap, zookeeper, cluster)
     found.move(shard, None if node == ANY else node)
     if node != ANY:
@@ -102,7 +102,7 @@ def drain(
     wait: Wait = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Have a node's shards moved away, one by one. It goes on serving clients."""
+    """Move a node's shards away, one by one. The node continues to serve clients."""
     _look(config, bootstrap, zookeeper, cluster).drain(node)
     _wait(
         wait, lambda look: all(row["served_by"] != node for row in look.rows()), config, bootstrap, zookeeper, cluster
@@ -119,7 +119,7 @@ def undrain(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a drained node have shards again."""
+    """Let a drained node own shards again."""
     _look(config, bootstrap, zookeeper, cluster).undrain(node)
     print_done(f"node {node} takes shards again", {"node": node, "state": "serving"}, as_json)
 

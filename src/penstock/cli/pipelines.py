@@ -83,7 +83,7 @@ def validate(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Check a definition, and say what it does. Without Spark, unless asked."""
+    """Check a definition, and say what it does. Only --analyse needs Spark."""
     pipeline = _load(file)
     if analyse:
         with _session(pipeline, None, master, {}) as (spark, state):

@@ -55,7 +55,7 @@ def settings_of(given: dict[str, str | None]) -> dict[str, Any]:
 @on_store(read_only=True)
 def list_queues(
     ps: Penstock,
-    prefix: Annotated[str, Option(help="Only queues whose names start so.")] = "",
+    prefix: Annotated[str, Option(help="Only queues whose names start with this.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List queues and what is in them. Works on a directory while another process has it open."""
@@ -76,14 +76,14 @@ def create(
     /,
     queue: Name,
     fifo: Annotated[
-        bool, Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
+        bool, Option("--fifo", help="Keep the order within groups. So does a name that ends with .fifo.")
     ] = False,
     no_main: Annotated[
         bool,
         Option(
             "--no-main",
-            help="Without the channel main, which keeps every message until a worker has acknowledged it: for a queue "
-            "that only Spark or consumers read.",
+            help="Do not create the channel main, which keeps every message until a worker acknowledges it. For queues "
+            "that only Spark or named consumers read.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -290,17 +290,20 @@ _LOOK_SECONDS = 0.1
 def redrive(
     ps: Penstock,
     queue: Annotated[str, Argument(help="The dead-letter queue.")],
-    to: Annotated[str | None, Option(help="Move them to this queue, and not to where they came from.")] = None,
+    to: Annotated[str | None, Option(help="Move them to this queue instead of the ones that they came from.")] = None,
     message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
     contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
     error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
     group: Annotated[
-        str | None, Option(help="Only messages whose last error is of this kind: numbers and quoted text are `#`.")
+        str | None,
+        Option(help="Only messages whose last error is of this kind. Write `#` for numbers and quoted text."),
     ] = None,
     discard: Annotated[bool, Option("--discard", help="Delete the messages, instead of moving them.")] = False,
     rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
-    wait: Annotated[bool, Option(help="Wait until it is done. A server goes on without waiting.")] = True,
-    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
+    wait: Annotated[
+        bool, Option(help="Wait until it is done. With --no-wait, a server does it in the background.")
+    ] = True,
+    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue. Start none.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move dead letters back to the queues where they failed, and wait until that is done.
@@ -434,7 +437,10 @@ sessions = Group(help="List who holds which messages since when; end a session."
 def list_sessions(
     ps: Penstock,
     queue: Annotated[
-        str | None, Option(help="Only who holds messages of this queue, also without a session.", show_default="all")
+        str | None,
+        Option(
+            help="Only those that hold messages of this queue; also receivers without a session.", show_default="all"
+        ),
     ] = None,
     limit: Annotated[int, Option(min=1, max=10_000, help="How many sessions at most.")] = 1_000,
     as_json: AsJson = False,

@@ -92,7 +92,7 @@ def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
         from penstock.core.errors import InvalidRequest, RewindRefused
 
         if isinstance(error, RewindRefused):
-            raise RewindRefused(str(error).replace("say allow_rewind", "say --allow-rewind")) from None
+            raise RewindRefused(str(error).replace("set allow_rewind", "give --allow-rewind")) from None
         name = re.split("[ :.]", str(error), maxsplit=1)[0]
         if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
             raise

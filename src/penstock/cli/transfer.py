@@ -147,7 +147,7 @@ def import_queues(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring an export into a directory or a server. If it is interrupted, the same command again goes on where it was.
+    """Bring an export into a directory or a server. If it is interrupted, run the same command again: it continues.
 
     penstock import data queues.jsonl
 

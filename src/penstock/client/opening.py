@@ -236,7 +236,7 @@ class AsyncOwnShard(_Own[AsyncShard]):
         if self._pid != os.getpid():
             self._refuse_child()
         if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest("this store belongs to another event loop, and nothing was done: open it in this one")
+            raise InvalidRequest("this store was opened in another event loop: open it in this one. Nothing was done")
         check(command)
         return self._shard.call(command)
 

@@ -351,7 +351,9 @@ def _row(
     encoded, encoded_attributes = encode_body(body), encode_attributes(attributes)
     size = len(encoded) + len(encoded_attributes or b"")
     if size > MESSAGE_BYTES_CEILING:
-        raise MessageTooLarge(f"the message has {size} bytes with its attributes, and {MESSAGE_BYTES_CEILING} is most")
+        raise MessageTooLarge(
+            f"the message has {size} bytes with its attributes: at most {MESSAGE_BYTES_CEILING} are allowed"
+        )
     if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
         raise InvalidRequest(f"priority is {priority!r}: it must be from 0 to {PRIORITY_MAX}")
     _check_text(group, "group")

@@ -211,9 +211,7 @@ class Relay:
                 trouble = error
             failures = failures + 1 if trouble else 0
             if trouble:
-                _LOG.warning(
-                    "outbox %s: a round failed, once more soon: %s", self._outbox.table.fullname, _said(trouble)
-                )
+                _LOG.warning("outbox %s: sending failed, trying again: %s", self._outbox.table.fullname, _said(trouble))
                 self._wake.wait(pause_seconds(failures))
         self._hang_up()
 

@@ -176,7 +176,7 @@ class Node:
         settings.check()
         credentials = settings.open_credentials()
         if credentials.are_required != self.services.credentials.are_required:
-            raise InvalidSettings("the first credential, or none any more, takes a restart")
+            raise InvalidSettings("adding the first credential, or removing the last one, needs a restart")
         taken, new, later = self._settings.taking(settings)
         taken.check()
         self.services.credentials.become(credentials)

@@ -48,11 +48,13 @@ def _need_admin(principal: Principal, queues: list[str]) -> None:
     if principal is ANYBODY:
         return
     if not principal.has("admin"):
-        raise AccessDenied(f"{principal.name!r} may not end sessions of others: that needs the right to admin")
+        raise AccessDenied(f"{principal.name!r} may not end sessions of others: it has no admin right on any queue")
     if not queues and not principal.allows_all("admin"):
-        raise AccessDenied(f"{principal.name!r} may not administer all queues: that takes it to end an idle session")
+        raise AccessDenied(f"{principal.name!r} may not end an idle session: it needs the admin right on all queues")
     for queue in queues:
         if not principal.allows("admin", queue):
             if not principal.may_see(queue):
-                raise AccessDenied(f"{principal.name!r} has no admin right on a queue of which it holds messages")
-            raise AccessDenied(f"{principal.name!r} has no admin right on queue {queue!r}: it holds messages there")
+                raise AccessDenied(f"{principal.name!r} has no admin right on a queue whose messages the session holds")
+            raise AccessDenied(
+                f"{principal.name!r} has no admin right on queue {queue!r}, whose messages the session holds"
+            )

@@ -106,25 +106,30 @@ class ServerSettings(_Section, frozen=True):
     tls_certificate: Annotated[str | None, Setting("A PEM file. With it and `tls_key`, every port speaks TLS.")] = None
     tls_key: Annotated[str | None, Setting("The PEM file of its key.")] = None
     commit_in_thread: Annotated[
-        bool, Setting("Keep the event loop free while a commit is on its way to the disk. It costs throughput.")
+        bool, Setting("Write commits in a thread, so that the event loop stays free. It costs throughput.")
     ] = False
     stop_grace_s: Annotated[float, Setting("How long a stop waits for requests in flight.", 0, live=True)] = 10.0
     buffer_bytes_max: Annotated[
         int,
         Setting(
-            "What all connections of a process hold together: requests that are being read, and answers that clients "
-            "have not read.",
+            "How many bytes all connections of a process may hold together: requests that are being read, and answers "
+            "that clients have not read.",
             BUFFER_BYTES_MIN,
         ),
     ] = 256 * 1024 * 1024
     room_timeout_s: Annotated[
         float,
         Setting(
-            "How long a request waits for its part of that. Then its client is told to try again.", above=0, live=True
+            "How long a request waits for room in `buffer_bytes_max`. After that its client is told to try again.",
+            above=0,
+            live=True,
         ),
     ] = 15.0
     body_bytes_per_s_min: Annotated[
-        int, Setting("How fast a large body has to come: so much a second, in every ten seconds.", above=0, live=True)
+        int,
+        Setting(
+            "How many bytes of a large body must arrive each second, measured over ten seconds.", above=0, live=True
+        ),
     ] = 16 * 1024
 
     def check_hosts(self) -> None:
@@ -133,34 +138,43 @@ class ServerSettings(_Section, frozen=True):
             if host != EVERY_HOST and not _HOST.fullmatch(host):
                 raise InvalidSettings(
                     f"[server] hosts has {host!r}: a host is a name without scheme and port, as in 'penstock.svc'; "
-                    "'*.example.org' is every name that ends so, '*' is every name (addresses need not be listed)"
+                    "'*.example.org' is every name that ends with .example.org, '*' is every name; leave addresses out"
                 )
 
 
 class HttpLimits(_Section, frozen=True):
     """What an HTTP client may ask of the server."""
 
-    header_bytes_max: Annotated[int, Setting("A request's header. 431 above.", 1, live=True)] = 32 * 1024
-    body_bytes_max: Annotated[int, Setting("A request's body. 413 above.", 1, live=True)] = 8 * 1024 * 1024
-    connections_max: Annotated[int, Setting("503 above.", 1, live=True)] = 10_000
+    header_bytes_max: Annotated[
+        int, Setting("The largest header of a request. A larger one gets 431.", 1, live=True)
+    ] = 32 * 1024
+    body_bytes_max: Annotated[int, Setting("The largest body of a request. A larger one gets 413.", 1, live=True)] = (
+        8 * 1024 * 1024
+    )
+    connections_max: Annotated[int, Setting("Open connections. Further ones get 503.", 1, live=True)] = 10_000
     pipelined_max: Annotated[
         int,
         Setting(
-            "Requests that may wait behind the one in flight. Beyond, the connection is not read from.", 1, live=True
+            "Requests of a connection that may wait behind the one in flight. While they wait, no more are read.",
+            1,
+            live=True,
         ),
     ] = 32
     header_timeout_s: Annotated[
-        float, Setting("From a request's first byte to the end of its header. 408 after.", above=0, live=True)
+        float,
+        Setting("How long a header may take to arrive, from its first byte on. After that, 408.", above=0, live=True),
     ] = 10.0
     body_timeout_s: Annotated[
         float,
         Setting(
-            "From the header's end to the body's: 408 after. A client has as long to read a response.",
+            "How long a body may take to arrive. After that, 408. A client has the same time to read a response.",
             above=0,
             live=True,
         ),
     ] = 60.0
-    idle_timeout_s: Annotated[float, Setting("Between two requests of a connection.", above=0, live=True)] = 120.0
+    idle_timeout_s: Annotated[
+        float, Setting("How long a connection may be idle between two requests.", above=0, live=True)
+    ] = 120.0
 
 
 class SqsSettings(_Section, frozen=True):
@@ -174,8 +188,8 @@ class SqsSettings(_Section, frozen=True):
             flag="--sqs-limits",
         ),
     ] = "aws"
-    region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
-    account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
+    region: Annotated[str, Setting("The region in ARNs. Signatures for any region are accepted.")] = "us-east-1"
+    account: Annotated[str, Setting("The account in ARNs and queue URLs: 12 digits.")] = "000000000000"
     accounts: Annotated[
         Literal["one", "many"],
         Setting(
@@ -202,7 +216,10 @@ class SnsSettings(_Section, frozen=True):
         float, Setting("How long an endpoint has to take a message and to answer.", above=0, high=300)
     ] = 15.0
     http_ca: Annotated[
-        str | None, Setting("A PEM file: who signs the certificates of HTTPS endpoints. None: whom the system trusts.")
+        str | None,
+        Setting(
+            "A PEM file with the authorities that sign the certificates of HTTPS endpoints. None: those of the system."
+        ),
     ] = None
     sign: Annotated[
         Literal["all", "http"],
@@ -228,13 +245,13 @@ class SnsSettings(_Section, frozen=True):
 class HandshakeRule(_Section, frozen=True):
     """Channels whose messages are confirmed in two steps: a `[[nsq.handshake]]` table. Patterns are as in a shell."""
 
-    topic: Annotated[str, Setting("Which topics.")] = "*"
-    channel: Annotated[str, Setting("Which channels of them.")] = "*"
+    topic: Annotated[str, Setting("The topics that it applies to.")] = "*"
+    channel: Annotated[str, Setting("The channels of these topics.")] = "*"
     receipt_timeout_s: Annotated[
-        float, Setting("From the delivery to the first TOUCH (or FIN, or REQ).", above=0, high=12 * 3600)
+        float, Setting("The time from the delivery to the first TOUCH, FIN or REQ.", above=0, high=12 * 3600)
     ] = 5.0
     processing_timeout_s: Annotated[
-        float, Setting("From each TOUCH to the next, or to FIN or REQ.", above=0, high=12 * 3600)
+        float, Setting("The time from each TOUCH to the next one, or to FIN or REQ.", above=0, high=12 * 3600)
     ] = 60.0
 
 
@@ -244,87 +261,111 @@ class NsqSettings(_Section, frozen=True):
     message_bytes_max: Annotated[int, Setting("The largest message.", 1)] = 1024 * 1024
     body_bytes_max: Annotated[int, Setting("The largest MPUB, IDENTIFY or AUTH as a whole.", 1)] = 5 * 1024 * 1024
     message_timeout_s: Annotated[
-        float, Setting("How long a client has for a message, if it does not say so itself.", above=0)
+        float, Setting("How long a client has for a message, unless it names a time itself.", above=0)
     ] = 60.0
     message_timeout_max_s: Annotated[
-        float, Setting("The longest that a client may ask for, and that TOUCH can keep a message.", above=0)
+        float,
+        Setting("The longest `msg_timeout` of a client, and the longest time that TOUCH can keep a message.", above=0),
     ] = 900.0
-    requeue_timeout_max_s: Annotated[float, Setting("The longest that REQ and DPUB may ask for.", above=0)] = 3600.0
+    requeue_timeout_max_s: Annotated[float, Setting("The longest delay of REQ and DPUB.", above=0)] = 3600.0
     client_timeout_s: Annotated[
         float,
-        Setting("A client that is silent for so long is gone. Heartbeats come twice in that time.", above=0),
+        Setting(
+            "After this time of silence the server closes a connection. It sends two heartbeats in that time.", above=0
+        ),
     ] = 60.0
-    heartbeat_interval_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 60.0
-    ready_max: Annotated[int, Setting("RDY: messages that one client may have in flight.", 1, live=True)] = 2_500
-    output_buffer_bytes_max: Annotated[int, Setting("The largest buffer that a client may ask for.", 1)] = 64 * 1024
-    output_buffer_timeout_min_s: Annotated[float, Setting("The shortest that a client may ask for.", above=0)] = 0.025
-    output_buffer_timeout_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 30.0
+    heartbeat_interval_max_s: Annotated[
+        float, Setting("The longest `heartbeat_interval` that a client may ask for.", above=0)
+    ] = 60.0
+    ready_max: Annotated[
+        int, Setting("The highest RDY: messages that one client may have in flight.", 1, live=True)
+    ] = 2_500
+    output_buffer_bytes_max: Annotated[
+        int, Setting("The largest `output_buffer_size` that a client may ask for.", 1)
+    ] = 64 * 1024
+    output_buffer_timeout_min_s: Annotated[
+        float, Setting("The shortest `output_buffer_timeout` that a client may ask for.", above=0)
+    ] = 0.025
+    output_buffer_timeout_max_s: Annotated[
+        float, Setting("The longest `output_buffer_timeout` that a client may ask for.", above=0)
+    ] = 30.0
     output_buffer_timeout_s: Annotated[
-        float, Setting("How long messages may wait for others to go with them.", above=0)
+        float, Setting("The `output_buffer_timeout` of clients that name none.", above=0)
     ] = 0.25
     channel_consumers_max: Annotated[
         int, Setting("Clients that may subscribe to one channel. 0: any number.", 0, live=True)
     ] = 0
-    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1, live=True)] = 10_000
-    in_flight_max: Annotated[int, Setting("Messages that a channel of a topic created here may have in flight.", 1)] = (
-        1_000_000
+    connections_max: Annotated[int, Setting("Open connections. Further ones are closed at once.", 1, live=True)] = (
+        10_000
     )
+    in_flight_max: Annotated[
+        int, Setting("Messages in flight in a channel, for topics that NSQ clients create.", 1)
+    ] = 1_000_000
     topic_partitions: Annotated[
         int,
         Setting(
-            "Of a topic created here, on a cluster. 0: as few as it takes for every node to have one. 1 keeps their "
-            "order.",
+            "The partitions of topics that NSQ clients create on a cluster. 0: as many as it takes for every node to "
+            "have one. With 1, messages keep their order.",
             0,
             TOPIC_PARTITIONS_MAX,
         ),
     ] = 0
     deflate: Annotated[bool, Setting("Offer compression with deflate.")] = True
-    deflate_level_max: Annotated[int, Setting("The highest level that a client may ask for.", 1, 9)] = 6
+    deflate_level_max: Annotated[int, Setting("The highest level of compression that a client may ask for.", 1, 9)] = 6
     snappy: Annotated[
         bool, Setting("Offer compression with snappy, if python-snappy is installed: `pip install penstock[nsq]`.")
     ] = True
-    tls_required: Annotated[bool, Setting("Nothing but IDENTIFY before a client has switched to TLS.")] = False
+    tls_required: Annotated[bool, Setting("Accept only IDENTIFY until a client has switched to TLS.")] = False
     handshake: list[HandshakeRule] = []
     lookup: Annotated[
         list[str],
         Setting("HOST:TCPPORT of a lookup service with which the server registers its topics.", flag="--lookup"),
     ] = []
     lookup_heartbeat_s: Annotated[
-        float, Setting("How often each of them hears that we are alive, and how much waits here.", above=0)
+        float,
+        Setting(
+            "How often the server tells each lookup service that it is alive, and how many messages wait.", above=0
+        ),
     ] = 5.0
     broadcast_address: Annotated[
         str | None,
-        Setting("Where clients that ask a lookup service reach us. None: the host that we listen on."),
+        Setting("The host name that lookup services give to clients. None: the host that the server listens on."),
     ] = None
     broadcast_tcp_port: Annotated[
-        int | None, Setting("The port for them. None: the one that we listen on.", 1, PORT_MAX)
+        int | None, Setting("The TCP port that lookup services give to clients. None: `nsq_tcp_port`.", 1, PORT_MAX)
     ] = None
-    broadcast_http_port: Annotated[int | None, Setting("Likewise for NSQ's HTTP API.", 1, PORT_MAX)] = None
+    broadcast_http_port: Annotated[
+        int | None, Setting("The HTTP port that lookup services give to clients. None: `nsq_http_port`.", 1, PORT_MAX)
+    ] = None
     latency_percentiles: Annotated[
         list[float],
-        Setting("Of the time from send to FIN, in /stats: `[0.5, 0.99]`. None are kept by default, as in nsqd."),
+        Setting(
+            "Which percentiles of the time from send to FIN `/stats` shows: `[0.5, 0.99]`. None by default, as in nsqd."
+        ),
     ] = []
-    latency_window_s: Annotated[float, Setting("Over how long they are taken.", above=0)] = 600.0
+    latency_window_s: Annotated[float, Setting("The time over which these percentiles are taken.", above=0)] = 600.0
 
 
 class LookupSettings(_Section, frozen=True):
-    """`penstock lookup`: where it listens, and how long it believes in a node. The defaults are nsqlookupd's."""
+    """`penstock lookup`: where it listens, and when it forgets a node. The defaults are nsqlookupd's."""
 
     host: Annotated[str, Setting("The address to listen on.", flag="--host")] = "127.0.0.1"
-    tcp_port: Annotated[int, Setting("For nodes. 0 picks a free port.", 0, PORT_MAX, flag="--tcp-port")] = 4160
-    http_port: Annotated[int, Setting("For clients. 0 picks a free port.", 0, PORT_MAX, flag="--http-port")] = 4161
+    tcp_port: Annotated[int, Setting("The port for nodes. 0 picks a free port.", 0, PORT_MAX, flag="--tcp-port")] = 4160
+    http_port: Annotated[
+        int, Setting("The port for clients. 0 picks a free port.", 0, PORT_MAX, flag="--http-port")
+    ] = 4161
     broadcast_address: Annotated[
         str | None,
         Setting(
-            "Where nodes and clients reach us. None: the host that we listen on.",
+            "The address at which others reach the service. None: `host`.",
             flag="--broadcast-address",
         ),
     ] = None
     insecure: Annotated[
         bool,
         Setting(
-            "Serve other machines. There are no credentials here: whoever reaches the ports may change what is "
-            "registered.",
+            "Serve other machines. A lookup service has no credentials: anyone who can reach its ports can change what "
+            "is registered.",
             flag="--insecure",
         ),
     ] = False
@@ -337,16 +378,16 @@ class LookupSettings(_Section, frozen=True):
     tombstone_lifetime_s: Annotated[
         float, Setting("How long a tombstone hides a node's topic.", above=0, flag="--tombstone-lifetime")
     ] = 45.0
-    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1)] = 10_000
-    names_max: Annotated[int, Setting("Topics and channels that are kept.", 1)] = 100_000
+    connections_max: Annotated[int, Setting("Open connections. Further ones are closed at once.", 1)] = 10_000
+    names_max: Annotated[int, Setting("The most topics and channels that are kept.", 1)] = 100_000
 
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
         self.check_settings("[lookup]")
         if not self.insecure and not is_loopback(self.host):
             raise InvalidSettings(
-                f"host {self.host!r} can be reached from other machines, and a lookup service knows no credentials: "
-                "listen on 127.0.0.1, or say --insecure if everybody who reaches it may change what is registered"
+                f"host {self.host!r} can be reached from other machines, and a lookup service has no credentials: "
+                "listen on 127.0.0.1, or set --insecure if everybody who can reach it may change what is registered"
             )
 
 
@@ -355,32 +396,32 @@ class RestSettings(_Section, frozen=True):
 
     cors_origins: Annotated[
         list[str],
-        Setting("Web pages of these origins may call: `https://console.example.org`. None may by default."),
+        Setting("Origins whose web pages may call, such as `https://console.example.org`. By default none."),
     ] = []
     console: Annotated[bool, Setting("Serve the console, a page for browsers, at `/`.", flag="--console")] = True
     requests_per_second: Annotated[
         float | None,
         Setting(
-            "What each caller may ask for, over REST and the websocket together. 429 above. None: any number.",
+            "How many requests a second a caller may send over REST and the websocket. More get 429. None: no limit.",
             above=0,
             live=True,
         ),
     ] = None
     requests_burst: Annotated[
-        int, Setting("How many requests may come at once, if there were few before.", 1, live=True)
+        int, Setting("How many requests a caller may send at once after a quiet time.", 1, live=True)
     ] = 100
-    receive_max: Annotated[int, Setting("Messages of one receive.", 1, live=True)] = 10_000
+    receive_max: Annotated[int, Setting("The most messages of one receive.", 1, live=True)] = 10_000
     wait_max_s: Annotated[float, Setting("How long a receive may wait.", above=0, live=True)] = 300.0
     response_bytes_max: Annotated[
-        int, Setting("Bytes of bodies in one response. What is beyond stays where it is.", 1, live=True)
+        int, Setting("The most bytes of bodies in one response. Messages beyond that stay in the queue.", 1, live=True)
     ] = 32 * 1024 * 1024
-    sessions_max: Annotated[int, Setting("Sessions that are open at once.", 1, live=True)] = 100_000
+    sessions_max: Annotated[int, Setting("The most open sessions.", 1, live=True)] = 100_000
     publish_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes that Spark may publish at once, in values, keys and attributes, for FIFO queues, with "
-            "deduplication ids or with a delay, at most 4 GiB. They are in memory until they are written, and all "
-            "other commits wait that long. Other messages have no such limit.",
+            "How many bytes Spark may publish at once to FIFO queues, with deduplication ids or with a delay. Values, "
+            "keys and attributes count. The bytes are in memory until they are written, and all other commits wait "
+            "that long. Other messages have no such limit.",
             1,
             MARKED_BYTES_MAX,
             live=True,
@@ -391,43 +432,46 @@ class RestSettings(_Section, frozen=True):
 class WebsocketSettings(_Section, frozen=True):
     """What a client of the websocket, or one that polls for commands, may ask of the server."""
 
-    connections_max: Annotated[int, Setting("503 above.", 1, live=True)] = 10_000
+    connections_max: Annotated[int, Setting("Open websockets. Further ones get 503.", 1, live=True)] = 10_000
     frame_bytes_max: Annotated[int, Setting("A larger frame from a client ends the connection.", 1, live=True)] = (
         64 * 1024 * 1024
     )
     requests_max: Annotated[
-        int, Setting("Requests of one client without an answer. Beyond, they are refused.", 1, live=True)
+        int, Setting("Requests of one client that wait for their answers. Further ones are refused.", 1, live=True)
     ] = 10_000
     receive_max: Annotated[
-        int, Setting("Messages of one delivery, and of one page of browsing or reading.", 1, live=True)
+        int, Setting("The most messages of one delivery, and of one page of browsing or reading.", 1, live=True)
     ] = 10_000
     answer_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages.",
+            "About how many bytes of bodies one answer may have. A delivery is cut by the average size of the queue's "
+            "messages.",
             1,
             live=True,
         ),
     ] = 32 * 1024 * 1024
-    credit_max: Annotated[int, Setting("Credit that one push may be given at a time.", 1, live=True)] = 100_000
+    credit_max: Annotated[int, Setting("The most credit that one command may give to a push.", 1, live=True)] = 100_000
     heartbeat_s: Annotated[
         float,
-        Setting("How often a connection is asked whether it is alive. It has as long to answer.", above=0),
+        Setting(
+            "How often the server checks that a connection is alive. The client has the same time to answer.", above=0
+        ),
     ] = 10.0
     read_timeout_s: Annotated[
         float, Setting("How long a client may leave an answer unread before its connection is closed.", above=0)
     ] = 60.0
     session_ttl_s: Annotated[
-        float, Setting("The session of a client that polls ends so long after its last request.", above=0)
+        float, Setting("How long after its last request the session of a polling client ends.", above=0)
     ] = 30.0
 
 
 class MetricsSettings(_Section, frozen=True):
-    """Which queues have series of their own at `/metrics`. All of them together are always there, added up."""
+    """Which queues have their own series at `/metrics`. The sums over all queues are always there."""
 
-    queues: Annotated[int, Setting("So many: the busiest ones. With no more queues than that, all.", 0)] = 100
+    queues: Annotated[int, Setting("How many queues have their own series: the busiest ones.", 0)] = 100
     always: Annotated[
-        list[str], Setting("Patterns as in a shell: queues that are shown beside these, busy or not.")
+        list[str], Setting("Patterns as in a shell. Queues that match always have their own series.")
     ] = []
 
     def check(self) -> None:
@@ -439,18 +483,21 @@ class MetricsSettings(_Section, frozen=True):
 class HistorySettings(_Section, frozen=True):
     """Rates and depths of the last 14 days, in a small file in the data directory: the console's charts."""
 
-    enabled: Annotated[bool, Setting("Whether they are kept.")] = True
+    enabled: Annotated[bool, Setting("Keep a history.")] = True
     queues: Annotated[
-        int, Setting("So many queues have charts of their own, the busiest ones. All together always have.", 0, 500)
+        int,
+        Setting(
+            "How many queues have their own charts: the busiest ones. All queues together always have one.", 0, 500
+        ),
     ] = 50
 
 
 class ConsoleSettings(_Section, frozen=True):
-    """What the console's page may do and see. What a person may is said by the credentials."""
+    """What the console may do and see, whoever uses it. The rights of a person are in `[[credentials]]`."""
 
-    read_only: Annotated[bool, Setting("The page may look, and change nothing.", live=True)] = False
+    read_only: Annotated[bool, Setting("The console shows everything and changes nothing.", live=True)] = False
     mask: Annotated[
-        list[str], Setting("Regular expressions. What matches in bodies and attributes is shown as `•••` to who looks.")
+        list[str], Setting("Regular expressions. The console shows matches in bodies and attributes as `•••`.")
     ] = []
 
     def check(self) -> None:
@@ -467,47 +514,51 @@ class ConsoleSettings(_Section, frozen=True):
 class AuditSettings(_Section, frozen=True):
     """The audit log: who changed what, and when, over REST, the websocket and the console. See docs/console.md."""
 
-    enabled: Annotated[bool, Setting("Whether it is kept, as `audit.jsonl` in the data directory.")] = True
-    bytes_max: Annotated[int, Setting("The oldest half goes beyond this.", 64 * 1024)] = 16 * 1024 * 1024
+    enabled: Annotated[bool, Setting("Keep an audit log: the file `audit.jsonl` in the data directory.")] = True
+    bytes_max: Annotated[
+        int, Setting("The largest size of the file. When it is larger, its older half is deleted.", 64 * 1024)
+    ] = 16 * 1024 * 1024
 
 
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
-    format: Annotated[Literal["json", "text"], Setting("For programs, or for people.")] = "text"
-    level: Annotated[Literal["debug", "info", "warning", "error"], Setting("The least that is logged.", live=True)] = (
-        "info"
-    )
+    format: Annotated[Literal["json", "text"], Setting("`json` is for programs, `text` for people.")] = "text"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Setting("The lowest level that is logged.", live=True)
+    ] = "info"
     requests: Annotated[
         Literal["all", "errors", "none"],
-        Setting("Which requests get a line of their own: errors are those with status 400 and up."),
+        Setting("Which requests are logged. `errors`: those that are answered with a status of 400 or higher."),
     ] = "errors"
 
 
 class EventSettings(_Section, frozen=True):
-    """Event records: an internal queue that holds who did what when. See docs/events.md."""
+    """Event records: who did what and when, in an internal queue. See docs/events.md."""
 
-    enabled: Annotated[bool, Setting("Whether there are event records.")] = False
-    queue: Annotated[str, Setting("The queue that holds them.")] = "penstock.events"
+    enabled: Annotated[bool, Setting("Record events.")] = False
+    queue: Annotated[str, Setting("The queue that holds the events.")] = "penstock.events"
     sample: Annotated[
         float,
-        Setting("Which share of the events is recorded: 0.01 is one in a hundred, by chance.", above=0, high=1),
+        Setting("The share of events that is recorded, chosen at random: 0.01 is one in a hundred.", above=0, high=1),
     ] = 1.0
-    retention_s: Annotated[float, Setting("How long they are kept.", above=0)] = 86_400.0
-    retention_bytes: Annotated[int, Setting("The oldest events go beyond this, however young they are.", 1)] = (
+    retention_s: Annotated[float, Setting("How long events are kept.", above=0)] = 86_400.0
+    retention_bytes: Annotated[int, Setting("The oldest events are deleted when the queue is larger than this.", 1)] = (
         256 * 1024 * 1024
     )
-    flush_s: Annotated[float, Setting("How long an event may wait for a commit to go along with.", above=0)] = 1.0
+    flush_s: Annotated[float, Setting("How long an event waits for a commit that it can be written with.", above=0)] = (
+        1.0
+    )
 
 
 class ClusterSettings(_Section, frozen=True):
-    """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
+    """What all nodes of a cluster have in common, and what belongs to this node. See docs/cluster.md."""
 
     name: Annotated[str, Setting("The cluster's name, the same for all its nodes.", flag="--cluster")] = "penstock"
     shards: Annotated[
         int,
         Setting(
-            "Into how many parts the queues are divided: partitions of the topics. It is fixed when these are made.",
+            "The number of shards: how many partitions the topics have. It is fixed when the topics are created.",
             1,
             SHARDS_MAX,
         ),
@@ -523,29 +574,29 @@ class ClusterSettings(_Section, frozen=True):
     ] = 9326
     link_address: Annotated[
         str | None,
-        Setting("HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."),
+        Setting("HOST:PORT at which the other nodes reach this one, if it differs: behind a proxy, in a container."),
     ] = None
     secret: Annotated[
-        str | None, Setting("What nodes know, and nobody else: who has it may do everything.", is_secret=True)
+        str | None, Setting("The secret that only the nodes know. Whoever has it may do everything.", is_secret=True)
     ] = None
     secret_env: Annotated[str | None, Setting("The environment variable that holds the secret.")] = None
     secret_file: Annotated[str | None, Setting("The file that holds the secret.")] = None
     tls_certificate: Annotated[
         str | None,
         Setting(
-            "The file of this node's certificate (PEM), signed by `tls_ca`: links are encrypted then. All nodes, or "
-            "none."
+            "The file of this node's certificate (PEM), signed by `tls_ca`. With it links are encrypted. Set it on all "
+            "nodes, or on none."
         ),
     ] = None
     tls_key: Annotated[str | None, Setting("The file of its key.")] = None
     tls_ca: Annotated[
-        str | None, Setting("The file of the authority whose certificates nodes have, and nobody else.")
+        str | None, Setting("The file of the authority that signs the certificates of the nodes, and no others.")
     ] = None
     session_timeout_s: Annotated[
         float,
         Setting(
-            "A node that has not written to Kafka or ZooKeeper for so long is taken for dead, and others take its "
-            "shards. In ZooKeeper it is the session timeout as well.",
+            "A node that has written nothing to Kafka or ZooKeeper for this long counts as dead, and other nodes take "
+            "its shards. In ZooKeeper it is also the session timeout.",
             1,
             300,
         ),
@@ -553,8 +604,8 @@ class ClusterSettings(_Section, frozen=True):
     silence_s: Annotated[
         float,
         Setting(
-            "So is a node, earlier, whose link was silent for so long. A process may stand still for a shorter time, "
-            "by a second, and keeps its shards.",
+            "A node whose link has been silent for this long also counts as dead. A process that pauses for a second "
+            "less keeps its shards.",
             1,
             60,
         ),
@@ -562,14 +613,14 @@ class ClusterSettings(_Section, frozen=True):
     proof_s: Annotated[
         float,
         Setting(
-            "How long a commit proves that a shard is this node's. After a crash the next owner waits for so long.",
+            "How long a commit proves that a node owns its shard. After a crash the next owner waits this long.",
             0.25,
             2,
         ),
     ] = 1.5
-    move_pause_s: Annotated[
-        float, Setting("The least time between two shards that move for the sake of balance.", 0, 86_400)
-    ] = 5.0
+    move_pause_s: Annotated[float, Setting("The shortest time between two moves that balance the load.", 0, 86_400)] = (
+        5.0
+    )
 
     def __repr__(self) -> str:
         return f"ClusterSettings({self.name!r}, shards={self.shards})"
@@ -610,16 +661,16 @@ KafkaValue = str | int | float | bool
 
 
 class KafkaSettings(_Section, frozen=True):
-    """How Kafka is reached, and how safe it keeps what it is given. See docs/cluster.md."""
+    """How nodes reach Kafka, and how many copies it keeps. See docs/cluster.md."""
 
     bootstrap: Annotated[str, Setting("HOST:PORT of some brokers, with commas between them.", flag="--bootstrap")] = (
         "127.0.0.1:9092"
     )
     replication_factor: Annotated[
-        int, Setting("How many brokers have each message. Topics that have fewer copies are refused.", 1, 32_767)
+        int, Setting("How many brokers have a copy of each message. Topics with fewer copies are refused.", 1, 32_767)
     ] = 3
     min_insync_replicas: Annotated[
-        int, Setting("How many of them must have a message before it is acknowledged.", 1, 32_767)
+        int, Setting("How many brokers must have a message before it is acknowledged.", 1, 32_767)
     ] = 2
     commit_timeout_s: Annotated[
         float,
@@ -632,15 +683,15 @@ class KafkaSettings(_Section, frozen=True):
     ] = 30.0
     message_bytes_max: Annotated[
         int,
-        Setting("The largest message that the topics take. What is larger is split.", 16 * 1024, 64 * 1024 * 1024),
+        Setting("The largest message of the topics. Larger values are split.", 16 * 1024, 64 * 1024 * 1024),
     ] = 4 * 1024 * 1024
-    compression: Annotated[Literal["none", "gzip", "snappy", "lz4", "zstd"], Setting("Of what the topics hold.")] = (
-        "lz4"
-    )
+    compression: Annotated[
+        Literal["none", "gzip", "snappy", "lz4", "zstd"], Setting("How the topics are compressed.")
+    ] = "lz4"
     properties: Annotated[
         dict[str, KafkaValue],
         Setting(
-            'Handed to librdkafka as they are: `"security.protocol" = "SASL_SSL"`. They are never logged.',
+            'Properties for librdkafka, such as `"security.protocol" = "SASL_SSL"`. They are never logged.',
             is_secret=True,
         ),
     ] = {}
@@ -651,7 +702,7 @@ class KafkaSettings(_Section, frozen=True):
     properties_file: Annotated[dict[str, str], Setting("Properties whose values are in files.")] = {}
     topic_properties: Annotated[
         dict[str, KafkaValue],
-        Setting('For topics when they are made, over what Penstock would choose: `"segment.bytes" = 67108864`.'),
+        Setting('Properties for new topics, such as `"segment.bytes" = 67108864`. They override those of Penstock.'),
     ] = {}
 
     def __repr__(self) -> str:
@@ -673,7 +724,9 @@ class KafkaSettings(_Section, frozen=True):
     @staticmethod
     def _once(found: dict[str, KafkaValue], name: str) -> None:
         if name in found:
-            raise InvalidSettings(f"[kafka] {name!r} is given twice: in one of properties, properties_env, _file alone")
+            raise InvalidSettings(
+                f"[kafka] {name!r} is in two of properties, properties_env and properties_file: give it once"
+            )
 
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
@@ -699,7 +752,7 @@ class Allowance(_Section, frozen=True):
 
 
 class ZooKeeperSettings(_Section, frozen=True):
-    """How ZooKeeper is reached. See docs/zookeeper.md."""
+    """How nodes reach ZooKeeper. See docs/zookeeper.md."""
 
     hosts: Annotated[str, Setting("HOST:PORT of the servers, with commas between them.", flag="--zookeeper")] = (
         "127.0.0.1:2181"
@@ -724,7 +777,7 @@ class ZooKeeperSettings(_Section, frozen=True):
     shard_bytes_max: Annotated[
         int,
         Setting(
-            "The limit of a shard's messages, in the memory of every server. Sends above it are refused.",
+            "The most bytes that the messages of a shard may have. Sends above it are refused.",
             1024 * 1024,
             4 * 1024 * 1024 * 1024,
         ),
@@ -985,7 +1038,7 @@ class Settings(_Section, frozen=True):
         users: set[str] = set()
         for each in self.credentials:
             if each.access_key in found:
-                raise InvalidSettings(f"the access key {each.access_key!r} is there twice")
+                raise InvalidSettings(f"the access key {each.access_key!r} is given twice")
             credential = found[each.access_key] = _credential(each)
             if credential.token is not None:
                 if credential.token.reveal() in tokens:
@@ -993,7 +1046,7 @@ class Settings(_Section, frozen=True):
                 tokens.add(credential.token.reveal())
             if credential.user is not None:
                 if credential.user in users or credential.user in found:
-                    raise InvalidSettings(f"the user {credential.user!r} is there twice, or is an access key as well")
+                    raise InvalidSettings(f"the user {credential.user!r} is given twice, or is also an access key")
                 users.add(credential.user)
         return Credentials(found.values())
 

@@ -123,7 +123,7 @@ def test_queues_are_listed_in_pages(http: httpx.Client, name: str) -> None:
         ("limit=0", "limit: "),
         ("limit=1001", "limit: "),
         ("limit=many", "limit: Expected `int`"),
-        ("limit=1&limit=2", "limit is there twice"),
+        ("limit=1&limit=2", "limit is given twice"),
         ("page=1", "there is no parameter 'page'; there are: prefix, after, limit"),
         ("&".join(f"x{number}=1" for number in range(200)), "cannot be read"),
     ],

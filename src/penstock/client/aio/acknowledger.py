@@ -241,7 +241,7 @@ class AsyncAcknowledger:
         await self._let_go(list(set(messages).difference(alive)), "lost")
         self._failures += 1
         log = _LOG.warning if self._failures == 1 else _LOG.debug
-        log("%d messages of %r: acknowledging failed, once more soon: %s", len(alive), self._queue, error)
+        log("%d messages of %r could not be acknowledged, trying again: %s", len(alive), self._queue, error)
         await sleep(min(pause_seconds(self._failures), _REPEAT_SECONDS_MAX))
         for message in alive:
             self.ended(AsyncOutcome(message, None, None))
@@ -289,7 +289,11 @@ class AsyncAcknowledger:
             try:
                 await self._caller.call(release)
             except PenstockError as error:
-                _LOG.warning("messages of %r were not released, and come again when their lease ends: %s", queue, error)
+                _LOG.warning(
+                    "messages of %r could not be released, and are delivered again when their lease ends: %s",
+                    queue,
+                    error,
+                )
         lost = [outcome.message for outcome in failed if isinstance(outcome.error, LeaseLost)]
         await self._let_go(lost, "lost")
         await self._let_go(
@@ -306,7 +310,9 @@ class AsyncAcknowledger:
         try:
             await self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=spans_of(messages)))
         except PenstockError as error:
-            _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
+            _LOG.warning(
+                "%d messages of %r are delivered again when their lease ends: %s", len(messages), self._queue, error
+            )
 
     async def abandon(self, unfinished: list[AsyncMessage], reason: str) -> None:
         """Handlers that do not end: release what they hold, whatever becomes of them."""
@@ -319,7 +325,9 @@ class AsyncAcknowledger:
         try:
             await self._caller.call(command)
         except PenstockError as error:
-            _LOG.warning("%d messages of %r come again when their lease ends: %s", len(unfinished), self._queue, error)
+            _LOG.warning(
+                "%d messages of %r are delivered again when their lease ends: %s", len(unfinished), self._queue, error
+            )
 
     async def _let_go(self, messages: list[AsyncMessage], counter: str) -> None:
         """These are settled, or lost: the next of their groups may be begun, or go back in order with them."""

@@ -274,7 +274,7 @@ class AsyncListener:
         try:
             await self._caller.call(CreateQueue(name=self._queue, config=config_of(self._queue, self._settings)))
         except QueueExists:  # somebody was faster
-            _LOG.debug("queue %r was created meanwhile", self._queue)
+            _LOG.debug("queue %r was created by another process in the meantime", self._queue)
         info: QueueInfo = await self._caller.call(DescribeQueue(name=self._queue))
         return info
 
@@ -373,7 +373,7 @@ class AsyncListener:
         self.metrics.receive_errors += 1
         seconds = pause_seconds(failures)
         log = _LOG.warning if failures == 1 else _LOG.info
-        log("listener %r on %r: receiving failed, once more in %.1f s: %s", self.name, self._queue, seconds, error)
+        log("listener %r on %r: receiving failed, trying again in %.1f s: %s", self.name, self._queue, seconds, error)
         until = time.monotonic() + seconds
         while not self._stopping and (left := until - time.monotonic()) > 0:
             await self._room.wait(left)

@@ -125,5 +125,7 @@ class UnitOfWork(OpenUnit):
                 self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
-                "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure
+                "messages of %r could not be released, and are delivered again when their lease ends: %s",
+                queue,
+                failure,
             )

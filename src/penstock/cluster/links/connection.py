@@ -312,7 +312,7 @@ def settle(ticket: Ticket) -> None:
     try:
         ticket.settle()
     except Exception:
-        log.exception("who waited for a reply failed")
+        log.exception("the caller that waited for a reply failed")
 
 
 def end_subscription(ticket: Ticket, error: PenstockError) -> None:

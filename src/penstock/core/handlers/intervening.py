@@ -122,8 +122,8 @@ def bring_in(channel: Channel, first: int, stop: int, now_ms: int) -> None:
         while cursor.ahead and cursor.sequence < stop:
             if window.ready + window.delayed + window.leased > LOOK_AHEAD:
                 raise InvalidRequest(
-                    f"more than {LOOK_AHEAD} messages of queue {queue.name!r} wait before message {first}: it cannot "
-                    "be changed by itself before they are received"
+                    f"more than {LOOK_AHEAD} messages of queue {queue.name!r} wait before message {first}: it can be "
+                    "changed only after they are received"
                 )
             try:
                 if dispatch.enter_next(window, cursor, now_ms) is None:
@@ -161,7 +161,9 @@ class Intervening:
         else:
             channels = [self.broker.find_channel(queue, command.channel)]
         if not channels:
-            raise InvalidRequest(f"queue {queue.name!r} has no channels: its messages go by retention, or all at once")
+            raise InvalidRequest(
+                f"queue {queue.name!r} has no channels: only retention or a purge can delete its messages"
+            )
         return self._change(command.sequences, channels, delete)
 
     def _reschedule_messages(self, command: RescheduleMessages) -> Changed:
@@ -170,7 +172,7 @@ class Intervening:
         now_ms = self.broker.now_ms
         due_ms = command.due_ms if command.delay_ms is None else now_ms + command.delay_ms
         if due_ms - now_ms > DELAY_MS_MAX:
-            raise InvalidRequest(f"the new time is {due_ms}: it may be {DELAY_MS_MAX // 86_400_000} days ahead")
+            raise InvalidRequest(f"the new time is {due_ms}: it may be at most {DELAY_MS_MAX // 86_400_000} days ahead")
         error = clean(command.error)
 
         def put_off(each: Channel, first: int, stop: int, now: int) -> list[tuple[int, int]]:

@@ -155,7 +155,9 @@ class OnceMemory:
         if done is None:
             return None
         if done.command != type(command).__name__:
-            raise InvalidRequest(f"command {once.number} of client {once.client!r} was a {done.command}: count on")
+            raise InvalidRequest(
+                f"command {once.number} of client {once.client!r} was a {done.command}: use a new number"
+            )
         return (_decoders[type(command)](done.reply),)
 
     def check(self, once: Once, command: Command) -> None:

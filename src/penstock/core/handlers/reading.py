@@ -89,7 +89,7 @@ class Reading:
         if consumer is not None and command.offset < consumer.offset and not command.allow_rewind:
             raise RewindRefused(
                 f"consumer {command.consumer!r} of queue {queue.name!r} is at offset {consumer.offset}, and "
-                f"{command.offset} is before it: to move it back, say allow_rewind"
+                f"{command.offset} is before it: to move it back, set allow_rewind"
             )
         queue.consumer_moved(command.consumer, command.offset, self.broker.now_ms)
         self.broker.must_commit = True

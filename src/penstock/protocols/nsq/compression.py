@@ -74,11 +74,11 @@ class Deflate:
         if not self._read and not self._has_more:
             return b""
         if self._read and self._unpacker.eof:  # it would keep whatever comes
-            raise Corrupt("what came is not deflated data: it goes on behind its end")
+            raise Corrupt("the client's data is not deflate: it continues after its end")
         try:
             data = self._unpacker.decompress(self._read, PORTION_BYTES)
         except zlib.error as error:
-            raise Corrupt(f"what came is not deflated data: {error}") from None
+            raise Corrupt(f"the client's data is not deflate: {error}") from None
         self._read = self._unpacker.unconsumed_tail
         self._has_more = len(data) == PORTION_BYTES
         return data
@@ -116,7 +116,7 @@ class Snappy:
             try:
                 data: bytes = self._unpacker.decompress(blocks)
             except Exception as error:  # the library's errors have no common base
-                raise Corrupt(f"what came is not snappy's framing format: {error}") from None
+                raise Corrupt(f"the client's data is not snappy's framing format: {error}") from None
             if data:
                 return data
         return b""
@@ -140,10 +140,12 @@ class Snappy:
     def _check_block(self, kind: int, length: int) -> None:
         is_identifier = kind == _SNAPPY_IDENTIFIER
         if (is_identifier and length != _SNAPPY_IDENTIFIER_LENGTH) or not (is_identifier or self._is_identified):
-            raise Corrupt("what came is not snappy's framing format: it does not start with its identifier")
+            raise Corrupt("the client's data is not snappy's framing format: it does not start with its identifier")
         self._is_identified = True
         if not is_identifier and (_SNAPPY_DATA_MAX < kind < _SNAPPY_SKIPPABLE or length > _SNAPPY_BLOCK_MAX):
-            raise Corrupt(f"what came is not snappy's framing format: a block of type {kind} with {length} bytes")
+            raise Corrupt(
+                f"the client's data is not snappy's framing format: a block of type {kind} with {length} bytes"
+            )
 
 
 def has_snappy() -> bool:

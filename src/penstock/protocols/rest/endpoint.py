@@ -479,7 +479,7 @@ def decode_query(query: str, shape: type[msgspec.Struct]) -> msgspec.Struct:
         if name in lists:
             found.setdefault(name, []).append(value)
         elif name in found:
-            raise invalid(f"{name} is there twice")
+            raise invalid(f"{name} is given twice")
         elif name not in shape.__struct_encode_fields__:
             raise invalid(f"there is no parameter {name!r}; there are: {', '.join(shape.__struct_encode_fields__)}")
         else:

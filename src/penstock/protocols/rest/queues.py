@@ -421,7 +421,7 @@ class Redrives(Resource):
         if body.ids is not None and body.sequences is not None:
             raise invalid("give either ids or sequences")
         if body.target is not None and body.discard:
-            raise invalid("messages are deleted, or go to a target: give one of both")
+            raise invalid("give either discard or target")
         await self.shard.know(body.queue)
         self.queue(body.queue)
         sequences = body.sequences

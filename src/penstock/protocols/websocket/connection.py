@@ -341,7 +341,7 @@ class Connection:
         if not self.writable.is_set():
             self._pongs_unread += 1
             if self._pongs_unread > PONGS_UNREAD_MAX:
-                self.refuse(_REFUSED, "pings are not answered to who does not read the answers")
+                self.refuse(_REFUSED, "the client sends pings and does not read the answers")
 
     # -- what leaves --
 

@@ -30,6 +30,7 @@ from botocore.config import Config
 from bench import nsq_tools
 from tests import clustered
 from tests.kafka import unique_prefix
+from tests.package import PACKAGE
 from tests.ports import free_port
 from tests.protocols.nsq.clients.wire import Address, Connection
 
@@ -50,7 +51,7 @@ class Process:
 
     def run(self, command: list[str], is_ready: Callable[[], bool]) -> None:
         with self.log_path.open("ab") as log:
-            environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+            environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
             self.process = subprocess.Popen(
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
