@@ -16,8 +16,8 @@ import pytest
 
 from penstock.core.commands import Ack, CreateQueue, Receive, Send
 from penstock.server.clock import SystemClock
-from penstock.server.history import COLUMNS, RINGS, History, HistoryFile, size_of
 from penstock.server.events import LatencySampler
+from penstock.server.history import COLUMNS, RINGS, History, HistoryFile, size_of
 from penstock.server.settings import HistorySettings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
