@@ -54,7 +54,7 @@ def test_the_page_of_benchmarks_says_all_that_was_missed() -> None:
     _, sections = report.newest_run(report.HISTORY.read_text())
     missed = sum(section.count(report.MISSED) for section in sections.values())
     assert missed
-    assert report.PAGE.read_text().count("the target was at ") == missed
+    assert report.PAGE.read_text().count("The target was at ") == missed
 
 
 def test_a_new_run_comes_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
