@@ -77,7 +77,7 @@ def test_who_lets_everybody_write_to_a_directory_is_warned(tmp_path: Path) -> No
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o777)
     with served(tmp_path) as server:
-        assert f"{server.data} can be written to by everybody" in server.log
+        assert f"everybody can write to {server.data}" in server.log
         assert stat.S_IMODE(server.data.stat().st_mode) == 0o777
 
 
