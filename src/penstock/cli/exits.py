@@ -95,13 +95,13 @@ class Exit(IntEnum):
     """How a command ended."""
 
     OK = 0
-    """It did what it was asked to do."""
+    """The command did what it was asked to do."""
     FAILED = 1
-    """It was refused, or went wrong: the error stream says why."""
+    """It was refused, or it failed. The error stream says why."""
     USAGE = 2
-    """The command line or the settings cannot be followed."""
+    """The command line or a setting is wrong."""
     NOTHING = 3
-    """Nothing was there: no message to receive, to show or to change, no such queue, channel, consumer or directory."""
+    """There is no message to receive, show or change, or no such queue, channel, consumer or directory."""
     UNREACHABLE = 4
     """The server, Kafka or ZooKeeper does not answer, or another process has the directory. A later try may work."""
     REFUSED = 5
