@@ -78,26 +78,18 @@ def check(command: Command) -> None:
     found = tuple(map(type, values))
     closer = kind.known.get(found)
     if closer is None:
-        _check_kinds(kind.fields, values)
+        for field, value in zip(kind.fields, values, strict=True):
+            if not _is_one(value, field.kinds):
+                raise InvalidRequest(f"{field.name} is {value!r}: it must be {_words(field.kinds)}")
         closer = tuple(at for at, one in enumerate(found) if issubclass(one, int | list))
         if all(one in _WORDS or one is list for one in found):
             kind.known[found] = closer
         else:
-            _make_plain(command, kind.fields, values)
+            for field, value in zip(kind.fields, values, strict=True):
+                if type(value) not in _WORDS and not isinstance(value, list):
+                    setattr(command, field.name, plain(value))
     for at in closer:
         _look_closer(kind.fields[at], values[at])
-
-
-def _check_kinds(fields: list[_Field], values: tuple[Any, ...]) -> None:
-    for field, value in zip(fields, values, strict=True):
-        if not _is_one(value, field.kinds):
-            raise InvalidRequest(f"{field.name} is {value!r}: it must be {_words(field.kinds)}")
-
-
-def _make_plain(command: Command, fields: list[_Field], values: tuple[Any, ...]) -> None:
-    for field, value in zip(fields, values, strict=True):
-        if type(value) not in _WORDS and not isinstance(value, list):
-            setattr(command, field.name, plain(value))
 
 
 def _look_closer(field: _Field, value: Any) -> None:
