@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,34 @@ def test_what_cannot_work_is_refused_at_validate(tmp_path: Path, fields: dict[st
 def test_ready_pipelines_refuse_what_they_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="s3a://bucket/archive: this table has to be in a directory"):
         Landing(Path("s3a://bucket/archive"))
+
+
+class Forbidden(BaseHTTPRequestHandler):
+    """What a store says to a wrong key."""
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("command", ["status", "run"])
+def test_what_a_store_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    (tmp_path / "orders.yaml").write_text(DEFINITION.format(state="s3a://bucket/state", kind="parquet", target="out"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidden) as store:
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "wrong", "AWS_REGION": "us-east-1"}
+        for name, value in (keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.server_port}"}).items():
+            monkeypatch.setenv(name, value)
+        done = pipeline(command, "orders.yaml", cwd=tmp_path)
+        store.shutdown()
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith("penstock: the object store: The operation lacked the necessary privileges"), (
+        done.stderr
+    )
 
 
 # -- with Spark --------------------------------------------------------------------------------------------------------

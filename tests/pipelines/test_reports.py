@@ -39,9 +39,13 @@ def test_a_run_tells_its_batches_and_rejects_by_reason_to_its_server(queues: Que
 
 
 def test_a_server_that_does_not_answer_keeps_nobody_waiting(server: Server) -> None:
-    nowhere = Reports(Where("http://127.0.0.1:9"), print, every_s=0.01)
+    notes: list[str] = []
+    nowhere = Reports(Where("http://127.0.0.1:9"), notes.append, every_s=0.01)
     nowhere.tell({"pipeline": "p", "state": "running"})
+    until(lambda: notes, 10)
     nowhere.close()
+    (note,) = notes
+    assert note.startswith("no answer yet: http://127.0.0.1:9 cannot be reached: "), "not after minutes"
     url = f"http://127.0.0.1:{server.http_port}"
     some = Reports(Where(url), print, every_s=0.01)
     some.tell({"pipeline": "plain", "state": "running", "n": 1})

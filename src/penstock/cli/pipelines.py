@@ -193,9 +193,11 @@ def status(
 ) -> None:
     """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Needs no Spark."""
     from penstock.pipelines.checkpoints import State, state_directory, status_of
+    from penstock.pipelines.locations import store_errors
 
     pipeline = _load(file)
-    found = status_of(pipeline, State(state_directory(pipeline, state)), _where(pipeline, data, url, token))
+    with store_errors():
+        found = status_of(pipeline, State(state_directory(pipeline, state)), _where(pipeline, data, url, token))
     if as_json:
         print_json([found])
         return
@@ -357,9 +359,10 @@ def _session(
     import tempfile
 
     from penstock.pipelines.checkpoints import State, logs_of, state_directory
+    from penstock.pipelines.locations import store_errors
     from penstock.pipelines.sessions import by_value, start_session
 
-    with contextlib.ExitStack() as stack:
+    with store_errors(), contextlib.ExitStack() as stack:
         if reset is None:
             state = State(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pipeline-"))))
         else:

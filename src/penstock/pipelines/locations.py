@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.pipelines.errors import AlreadyRunning, SparkMissing
+from penstock.pipelines.errors import AlreadyRunning, PipelineFailed, SparkMissing, first_line
 
 STORES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
 """Schemes of stores that can be read and locked without Spark."""
@@ -138,6 +138,17 @@ def _store_config(conf: Mapping[str, str]) -> dict[str, str]:
 
 def _allow_http(conf: Mapping[str, str]) -> dict[str, str]:
     return {"AWS_ALLOW_HTTP": "true"} if _store_config(conf).get("endpoint", "").startswith("http:") else {}
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """What an object store refuses is one line. (Its library says a page more, and is loaded only if it is used.)"""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__ != "obstore.exceptions":
+            raise
+        raise PipelineFailed(f"the object store: {first_line(error)}") from error
 
 
 class RemotePath:

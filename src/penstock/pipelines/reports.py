@@ -60,7 +60,7 @@ class Reports:
         from penstock.spark.server import Connection
 
         given = options.Where(self._where.url, token=self._where.token, ca_file=self._where.ca_file, timeout_s=1.0)
-        told, is_made, is_refused = "", False, False
+        told, is_made, is_noted = "", False, False
         while True:
             status, is_last = self._next, self._over.is_set()
             text = json.dumps({key: each for key, each in (status or {}).items() if key != "updated_at"})
@@ -77,9 +77,10 @@ class Reports:
                     told = text
                     self._sent = (time.monotonic(), status["state"])
                 except ServerFailed as error:
-                    if error.status and self._sent[0] == 0.0 and not is_refused:
-                        self._note(f"the status of this pipeline cannot be sent to the server ({QUEUE}): {error}")
-                        is_refused = True
+                    if self._sent[0] == 0.0 and not is_noted:
+                        refused = f"the status of this pipeline cannot be sent to the server ({QUEUE}): {error}"
+                        self._note(refused if error.status else f"no answer yet: {error}")
+                        is_noted = True
                     pause_s, is_made = AFTER_FAILURE_S, False
                     self._sent = (self._sent[0], status["state"])
                 finally:
