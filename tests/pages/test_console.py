@@ -425,6 +425,28 @@ def test_dead_letters_are_grouped_and_a_group_is_redriven(browser: Browser, serv
         assert len(asked(server, "/v1/queues/mail/dead-letters")["messages"]) == 2
 
 
+def test_a_group_of_very_many_is_not_said_to_be_smaller(
+    browser: Browser, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a redrive, the server counts only so far. The page has counted all of them, and says that."""
+    monkeypatch.setattr("penstock.protocols.rest.intervening._LOOKED_AT_A_TIME", 1)
+    monkeypatch.setattr("penstock.protocols.rest.queues.LOOKED_AT_MAX", 1)
+    with browser.open(f"{server.url}/#/queues/mail/dead") as page:
+        page.until(f"{COUNTS} === '4,2'")
+        press(page, "Redrive…", ".group")
+        shows(page, "About 4 messages go back: the group “timeout after # s”")
+        press(page, "Redrive about 4", "dialog")
+        shows(page, "4 moved")
+        page.until(f"{COUNTS} === '2'")
+        page.value("document.querySelector('.group .link').click()")
+        page.until("document.querySelectorAll('.letters input').length === 2")
+        page.value("document.querySelectorAll('.letters input')[1].click()")
+        press(page, "Redrive the selection…")
+        shows(page, "1 message goes back: the selected messages")
+        press(page, "Redrive 1", "dialog")
+        page.until(f"{COUNTS} === '1'")
+
+
 def test_a_selection_of_dead_letters_is_deleted_and_a_group_too(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         page.until(f"{COUNTS} === '4,2'")
