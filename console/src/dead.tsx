@@ -47,6 +47,8 @@ interface Scope {
   some: Partial<Pick<NewRedrive, "group" | "sequences">>;
   cli: string[];
   isDeleting: boolean;
+  /** What the page has counted: of very many messages the server counts only the first ones before it starts. */
+  known: number;
 }
 
 export function DeadLetters({ name }: { name: string }) {
@@ -66,18 +68,20 @@ export function DeadLetters({ name }: { name: string }) {
     if (!next.delete(message.sequence)) next.set(message.sequence, message);
     setPicked(next);
   };
-  const everything = (isDeleting: boolean): Scope => ({ what: `all messages of ${from}, also those that came from other queues`, some: {}, cli: [], isDeleting });
+  const everything = (isDeleting: boolean): Scope => ({ what: `all messages of ${from}, also those that came from other queues`, some: {}, cli: [], isDeleting, known: total });
   const ofGroup = (group: ErrorGroup, isDeleting: boolean): Scope => ({
     what: `the group “${group.group}”`,
     some: { group: group.group },
     cli: [`--group=${group.group}`],
     isDeleting,
+    known: group.count,
   });
   const selection = (isDeleting: boolean): Scope => ({
     what: "the selected messages",
     some: { sequences: [...picked.keys()] },
     cli: [...picked.values()].flatMap((each) => ["--id", each.id]),
     isDeleting,
+    known: picked.size,
   });
   const refresh = () => (setPicked(new Map()), setChosen(undefined), void dead.again());
   return (
@@ -240,8 +244,11 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
     [target],
     true,
   );
-  const count = counted.value && number(counted.value.to_move);
-  const verbOf = (to_move?: number) => (to_move === 1 ? (isDeleting ? "is deleted" : "goes back") : isDeleting ? "are deleted" : "go back");
+  const isWhole = counted.value?.counted_all !== false;
+  const most = counted.value && (isWhole ? counted.value.to_move : Math.max(counted.value.to_move, scope.known));
+  const count = most === undefined ? "…" : number(most);
+  const isOne = most === 1;
+  const verbOf = isOne ? (isDeleting ? "is deleted" : "goes back") : isDeleting ? "are deleted" : "go back";
   const verb = isDeleting ? "Delete" : "Redrive";
   return (
     <Ask
@@ -249,7 +256,8 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       says={
         <>
           <Trouble error={counted.error} />
-          <b>{count ?? "…"}</b> {counted.value?.to_move === 1 ? "message" : "messages"} {verbOf(counted.value?.to_move)}: {scope.what}.{" "}
+          {!isWhole && "About "}
+          <b>{count}</b> {isOne ? "message" : "messages"} {verbOf}: {scope.what}.{" "}
           {isDeleting ? (
             "This cannot be undone; what is not deleted yet can be saved with Stop."
           ) : (
@@ -257,8 +265,8 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
           )}
         </>
       }
-      button={`${verb} ${count ?? "…"}`}
-      isWaiting={!counted.value || !!counted.error || !counted.value.to_move}
+      button={`${verb} ${isWhole ? "" : "about "}${count}`}
+      isWaiting={!!counted.error || !most}
       name={isDeleting && !scope.some.sequences ? from : undefined}
       destroys={isDeleting}
       cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`] : []), ...(rate ? ["--rate", rate] : [])]}

@@ -457,12 +457,15 @@ class Redrives(Resource):
             return
         selected = None if command.sequences is None else set(command.sequences)
         redrive.to_move = looked_at = 0
-        async for seen in browsed(self, command.queue, -1, states=(State.READY,), contains=command.contains):
+        before = min(command.sequences, default=0) - 1 if command.sequences is not None else -1
+        async for seen in browsed(self, command.queue, before, states=(State.READY,), contains=command.contains):
             redrive.to_move += sum(
                 (selected is None or one.sequence in selected)
                 and is_wanted(one, command.error, command.group, command.origins)
                 for one in seen
             )
+            if selected is not None and redrive.to_move == len(selected):
+                break
             looked_at += max(len(seen), _STEP_COUNTS_FOR)
             if looked_at >= LOOKED_AT_MAX:
                 redrive.counted_all = False
