@@ -161,6 +161,24 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
   );
 }
 
+/** A table that may be wider than its place: then the arrow keys scroll it. */
+export function Wide({ children }: { children: ComponentChildren }) {
+  const at = useRef<HTMLDivElement>(null);
+  const [scrolls, setScrolls] = useState(false);
+  useEffect(() => {
+    const place = at.current!;
+    const watch = new ResizeObserver(() => setScrolls(place.scrollWidth > place.clientWidth));
+    watch.observe(place);
+    if (place.firstElementChild) watch.observe(place.firstElementChild);
+    return () => watch.disconnect();
+  }, []);
+  return (
+    <div class="wide" ref={at} tabIndex={scrolls ? 0 : undefined}>
+      {children}
+    </div>
+  );
+}
+
 /** A field of a form, with its label and a hint. */
 export function Field({ label, hint, children }: { label: string; hint?: string; children: ComponentChildren }) {
   return (

@@ -8,7 +8,7 @@ receives and acks in turn would else be looked at in the same of these steps for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -50,8 +50,10 @@ class LatencySampler:
         self._spent_ms = max(self._spent_ms, now_ms - _SAVED_MAX * _SAMPLE_MS) + _SAMPLE_MS
         return True
 
-    def take(self, happened: Iterable[MessageEvent]) -> None:
-        """What happened in that step."""
+    def take(self, happened: Sequence[MessageEvent]) -> None:
+        """What happened in that step. Where that is nothing, the look was free."""
+        if not happened:
+            self._spent_ms -= _SAMPLE_MS
         for event in happened:
             found = self.received if event.what == "received" else self.acked if event.what == "acked" else None
             if found is not None and event.sent_ms:
