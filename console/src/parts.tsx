@@ -115,7 +115,11 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
   const [typed, setTyped] = useState("");
   const [error, setError] = useState<Error>();
   const [busy, setBusy] = useState(false);
-  useEffect(() => dialog.current?.showModal(), []);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    dialog.current?.showModal();
+    return () => void setTimeout(() => before?.focus()); // once the dialogue is off the page: it gives nothing back itself
+  }, []);
   const isOff = busy || isWaiting || (name !== undefined && typed !== name);
   const submit = async (event: Event) => {
     event.preventDefault();
