@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { Button, Trouble, useLive } from "./parts";
+import { Button, Trouble, useLive, Wide } from "./parts";
 import { moment } from "./text";
 
 const PAGE = 100;
@@ -39,7 +39,7 @@ export function Audit() {
       <p class="note">Every change that somebody made, newest first.</p>
       <Trouble error={found.error} />
       <section>
-        <div class="wide">
+        <Wide>
           <table class="audit">
             <thead>
               <tr>
@@ -68,7 +68,7 @@ export function Audit() {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
         {found.value && !entries.length && <p class="empty">No change is on record{queue && " for this queue"}.</p>}
         <nav class="pager" aria-label="Pages of changes">
           <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { ask, mayAll, type ClusterNodeRow, type ClusterState, type ShardRow } from "./api";
-import { Ask, Button, Cli, Field, Trouble, useLive } from "./parts";
+import { Ask, Button, Cli, Field, Trouble, useLive, Wide } from "./parts";
 import { bytes, number, rate } from "./text";
 
 type Asked = { kind: "drain" | "undrain"; node: ClusterNodeRow } | { kind: "move"; shard: ShardRow };
@@ -59,7 +59,7 @@ function Nodes({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) =
   return (
     <section>
       <h2>Nodes</h2>
-      <div class="wide">
+      <Wide>
         <table class="nodes">
           <thead>
             <tr>
@@ -107,7 +107,7 @@ function Nodes({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) =
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </section>
   );
 }
@@ -117,7 +117,7 @@ function Shards({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) 
   return (
     <section>
       <h2>Shards</h2>
-      <div class="wide">
+      <Wide>
         <table class="shards">
           <thead>
             <tr>
@@ -162,7 +162,7 @@ function Shards({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) 
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </section>
   );
 }

@@ -1,4 +1,4 @@
-import { Trouble, useLive } from "./parts";
+import { Trouble, useLive, Wide } from "./parts";
 
 /** Lookup services that this node registers with, and the nodes and topics that they know. */
 export function Lookup() {
@@ -40,7 +40,7 @@ export function Lookup() {
       {!!lookup?.nodes.length && (
         <section>
           <h2>Nodes and topics</h2>
-          <div class="wide">
+          <Wide>
             <table>
               <thead>
                 <tr>
@@ -61,7 +61,7 @@ export function Lookup() {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </section>
       )}
     </main>

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows } from "./parts";
+import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
 
@@ -221,7 +221,7 @@ export function Messages({ name }: { name: string }) {
       )}
       <div class="split">
         <div>
-          <div class="wide">
+          <Wide>
             <table class="rows messages">
               <thead>
                 <tr>
@@ -271,7 +271,7 @@ export function Messages({ name }: { name: string }) {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
           {seen.value && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null

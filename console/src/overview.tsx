@@ -1,7 +1,7 @@
 import { useCallback, useState } from "preact/hooks";
 import { ask, may, useStream, type Operations, type QueueRow } from "./api";
 import { LiveCharts } from "./charts";
-import { Ask, Button, Field, Spark, Tiles, Trouble, useLive, useRows, useSamples } from "./parts";
+import { Ask, Button, Field, Spark, Tiles, Trouble, useLive, useRows, useSamples, Wide } from "./parts";
 import { bytes, duration, number, rate, short } from "./text";
 
 const ROWS = 100;
@@ -140,7 +140,7 @@ function Queues({ go }: { go: (path: string) => void }) {
         )}
       </header>
       <Trouble error={listed.error} />
-      <div class="wide">
+      <Wide>
         <table class="rows queues">
           <thead>
             <tr>
@@ -169,7 +169,7 @@ function Queues({ go }: { go: (path: string) => void }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
       {listed.value && total === 0 && (
         <p class="empty">{filter ? "No queue has this in its name." : "There are no queues yet. Create one, or send a message to one."}</p>
       )}

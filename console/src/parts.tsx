@@ -115,7 +115,11 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
   const [typed, setTyped] = useState("");
   const [error, setError] = useState<Error>();
   const [busy, setBusy] = useState(false);
-  useEffect(() => dialog.current?.showModal(), []);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    dialog.current?.showModal();
+    return () => void setTimeout(() => before?.focus()); // once the dialogue is off the page: it gives nothing back itself
+  }, []);
   const isOff = busy || isWaiting || (name !== undefined && typed !== name);
   const submit = async (event: Event) => {
     event.preventDefault();
@@ -158,6 +162,24 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
         </div>
       </form>
     </dialog>
+  );
+}
+
+/** A table that may be wider than its place: then the arrow keys scroll it. */
+export function Wide({ children }: { children: ComponentChildren }) {
+  const at = useRef<HTMLDivElement>(null);
+  const [scrolls, setScrolls] = useState(false);
+  useEffect(() => {
+    const place = at.current!;
+    const watch = new ResizeObserver(() => setScrolls(place.scrollWidth > place.clientWidth));
+    watch.observe(place);
+    if (place.firstElementChild) watch.observe(place.firstElementChild);
+    return () => watch.disconnect();
+  }, []);
+  return (
+    <div class="wide" ref={at} tabIndex={scrolls ? 0 : undefined}>
+      {children}
+    </div>
   );
 }
 

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { ask, may, useStream, who, type ChannelCounts, type ConsumerPosition, type QueueDescription } from "./api";
 import { LiveCharts } from "./charts";
-import { Ask, Button, Field, Tiles, Trouble, useLive } from "./parts";
+import { Ask, Button, Field, Tiles, Trouble, useLive, Wide } from "./parts";
 import { QueueSessions } from "./sessions";
 import { bytes, duration, number, rate } from "./text";
 
@@ -108,7 +108,7 @@ function Consumers({ queue, consumers, ask: put }: { queue: string; consumers: C
         <h2>Consumers</h2>
         <small>named offsets: reading by offset leases nothing</small>
       </header>
-      <div class="wide">
+      <Wide>
         <table>
           <thead>
             <tr>
@@ -140,7 +140,7 @@ function Consumers({ queue, consumers, ask: put }: { queue: string; consumers: C
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </section>
   );
 }
@@ -149,7 +149,7 @@ function Channels({ queue, channels, ask: put }: { queue: string; channels: Chan
   const mayChange = may("admin", queue);
   const COUNTS = ["ready", "leased", "delayed", "acked", "failed", "dead"] as const;
   return (
-    <div class="wide">
+    <Wide>
       <table>
         <thead>
           <tr>
@@ -197,7 +197,7 @@ function Channels({ queue, channels, ask: put }: { queue: string; channels: Chan
           ))}
         </tbody>
       </table>
-    </div>
+    </Wide>
   );
 }
 

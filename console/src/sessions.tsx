@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { ask, may, mayAll, type Operations } from "./api";
-import { Ask, Button, Trouble, useLive } from "./parts";
+import { Ask, Button, Trouble, useLive, Wide } from "./parts";
 import { duration, number } from "./text";
 
 type Found = Operations["GET /v1/sessions"]["answer"];
@@ -45,7 +45,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
   const mayEnd = (session: One) => (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : mayAll("admin"));
   return (
     <>
-      <div class="wide">
+      <Wide>
         <table class="sessions">
           <thead>
             <tr>
@@ -107,7 +107,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
       {ending && (
         <Ask
           title={`End the session ${ending.name || ending.session}`}

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, ask, askAt, stream, type ChannelCounts, type NamedCounts, type QueueCountsList } from "./api";
-import { Cli, Trouble, useLive, useLoaded, type Loaded } from "./parts";
+import { Cli, Trouble, useLive, useLoaded, type Loaded, Wide } from "./parts";
 import { duration, number, rate } from "./text";
 
 const AT_A_TIME = 1000;
@@ -92,7 +92,7 @@ export function Spark() {
       {rows.length > 0 && (
         <section>
           <h2>Streams and pipelines</h2>
-          <div class="wide">
+          <Wide>
             <table class="streams">
               <thead>
                 <tr>
@@ -126,7 +126,7 @@ export function Spark() {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </section>
       )}
       <Reports />
@@ -223,7 +223,7 @@ function Reports() {
         </small>
       </header>
       <Trouble error={found.error} />
-      <div class="wide">
+      <Wide>
         <table class="runs">
           <thead>
             <tr>
@@ -267,7 +267,7 @@ function Reports() {
             )}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </section>
   );
 }
@@ -299,7 +299,7 @@ function Rejects({ pipeline, sources }: { pipeline: string; sources: string[] })
         </p>
       )}
       {!!found.value?.length && (
-        <div class="wide">
+        <Wide>
           <table class="rejects">
             <thead>
               <tr>
@@ -322,7 +322,7 @@ function Rejects({ pipeline, sources }: { pipeline: string; sources: string[] })
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       )}
       <Cli words={["pipeline", "status", `${pipeline}.yaml`]} />
     </section>

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import type { TopicRow } from "./api";
-import { Button, Cli, Trouble, useLive } from "./parts";
+import { Button, Cli, Trouble, useLive, Wide } from "./parts";
 import { duration, number } from "./text";
 
 /** Topics of SNS, and who gets their messages. */
@@ -52,7 +52,7 @@ function Topic({ topic }: { topic: TopicRow }) {
       {topic.subscriptions.length === 0 ? (
         <p class="empty">Nobody has subscribed: what is published goes nowhere.</p>
       ) : (
-        <div class="wide">
+        <Wide>
           <table class="subscriptions">
             <thead>
               <tr>
@@ -83,7 +83,7 @@ function Topic({ topic }: { topic: TopicRow }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       )}
     </section>
   );

@@ -564,6 +564,18 @@ def test_the_page_goes_on_when_the_server_is_back(browser: Browser, serve: Calla
         shows(page, "Live")
 
 
+def test_the_focus_goes_back_where_it_was_after_a_dialogue(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders") as page:
+        shows(page, "indexer")
+        for way in ("Cancel", "Pause"):
+            page.value(f"{element('Pause')}.focus()")
+            press(page, "Pause")
+            page.until("document.activeElement.closest('dialog') !== null")
+            press(page, way, "dialog")
+            no_dialogue(page)
+            page.until("document.activeElement.matches('.actions button')")
+
+
 def test_the_keys_are_listed(browser: Browser, server: Server) -> None:
     with browser.open(server.url) as page:
         shows(page, "orders")

@@ -112,6 +112,7 @@ def test_commands_of_messages(browser: Browser, server: Server) -> None:
             if value:
                 write(page, ".filters .value", value)
             press(page, "Search")
+            page.until(f"document.querySelector('.split > div > .cli code').textContent.includes('{kind}=')")
             page.until(f"{count} === 1 && document.querySelector('.messages td.number').innerText === '2'")
             found = json.loads(pasted(str(page.value(peek))))["messages"]
             assert [each["sequence"] for each in found] == [2], kind

@@ -242,6 +242,15 @@ def test_every_message_is_measured_where_there_are_few() -> None:
     assert _looks(pause_ms=5, every_ms=2_000, seconds=60) == {0: 30, 1: 30, 2: 30}
 
 
+def test_steps_in_which_nothing_happens_use_up_no_looks() -> None:
+    """Somebody has the console open: it asks for counts many times a second."""
+    sampler, began_ms = LatencySampler(), 1_760_000_000_000
+    for now_ms in range(began_ms, began_ms + 60_000, 20):
+        assert sampler.wants(now_ms)
+        sampler.take([])
+    assert sampler.wants(began_ms + 60_000)
+
+
 def test_no_step_of_a_client_is_missed_for_ever() -> None:
     """A client that sends, receives and acks in turn, as often as looks come, or much more often."""
     for every_ms in (250, 200, 50, 3):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -256,7 +256,10 @@ class LatencySampler:
         self._spent_ms = max(self._spent_ms, now_ms - _SAVED_MAX * _SAMPLE_MS) + _SAMPLE_MS
         return True
 
-    def take(self, happened: Iterable[MessageEvent]) -> None:
+    def take(self, happened: Sequence[MessageEvent]) -> None:
+        """What happened in that step. Where that is nothing, the look was free."""
+        if not happened:
+            self._spent_ms -= _SAMPLE_MS
         for event in happened:
             found = self.received if event.what == "received" else self.acked if event.what == "acked" else None
             if found is not None and event.sent_ms:

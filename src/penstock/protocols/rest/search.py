@@ -116,10 +116,13 @@ class Searching(Resource):
 
     async def _by_id(self, queue: str, query: SearchQuery) -> tuple[list[Seen], int, None]:
         assert query.id is not None
-        places = await sequences_of(self, queue, [query.id])
-        if query.id not in places:
-            return [], 0, None
-        sequence = places[query.id]
+        if query.id.isdecimal():
+            sequence = min(int(query.id), 2**62)
+        else:
+            places = await sequences_of(self, queue, [query.id])
+            if query.id not in places:
+                return [], 0, None
+            sequence = places[query.id]
         command = Browse(
             queue=queue, channel=query.channel, after=sequence - 1, limit=1, states=_states(query), end=sequence + 1
         )

@@ -368,6 +368,7 @@ class SearchQuery(Shape):
     """It has this attribute."""
     attribute_value: Annotated[str, Meta(max_length=4096)] | None = None
     id: Token | None = None
+    """It has this id, or this sequence number."""
     since: Moment | None = None
     """It was sent then or later."""
     until: Moment | None = None
