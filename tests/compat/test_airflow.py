@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,7 @@ def test_airflow_runs_a_pipeline_by_the_example_and_does_an_interval_again(
         assert sorted(each.text for each in ps.queue("airflow-out").browse()) == ["coffee", "tea"]
         airflow("dags", "test", "penstock_orders", "2026-01-02", "--conf", '{"again": true}')
         assert len(ps.queue("airflow-out").browse()) == 2, "nothing was sent in that interval"
+        sent_at = datetime.fromtimestamp(ps.queue("airflow-in").browse()[0].sent_at, UTC)
+        after = (sent_at + timedelta(minutes=15)).isoformat()
+        airflow("dags", "test", "penstock_orders", after, "--conf", '{"again": true}')
+        assert sorted(each.text for each in ps.queue("airflow-out").browse()) == ["coffee", "coffee", "tea", "tea"]

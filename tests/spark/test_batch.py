@@ -118,13 +118,15 @@ def test_a_wrong_option_reaches_the_user(queues: Queues) -> None:
     with pytest.raises(Exception, match="did you mean minPartitions") as told:
         queues.reader(minPartition="2").count()
     assert "Traceback" not in str(told.value)
-    for says, options in (
-        ("there is no queue", {}),
-        ("http://127.0.0.1:9 cannot be reached", {"url": "http://127.0.0.1:9", "timeout": "1"}),
-        ("/nowhere holds no store", {"url": None, "path": "/nowhere"}),
+    directory = queues.spark.read.format("penstock").option("subscribe", "q").load
+    for says, frame in (
+        ("there is no queue", queues.reader()),
+        ("http://127.0.0.1:9 cannot be reached", queues.reader(url="http://127.0.0.1:9", timeout="1")),
+        ("/nowhere holds no store", directory("/nowhere")),
+        ("'s3a://bucket/data': it must be a data directory", directory("s3a://bucket/data")),
     ):
         with pytest.raises(Exception, match=says) as told:
-            queues.reader(**options).count()
+            frame.count()
         assert "Traceback" not in str(told.value)
 
 
