@@ -226,7 +226,8 @@ def _tables(reports: list[Report]) -> str:
 def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Namespace) -> Report | None:
     """None if it could not be run."""
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name:
-        directory, report = Path(name), None
+        directory = Path(name)
+        report: Report | None = None
         try:
             properties = None if given.quick else DEFAULT_SETTINGS
             report = run(
