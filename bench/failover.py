@@ -89,7 +89,7 @@ class Failover(NamedTuple):
 
 
 def _address(node: ProcessNode) -> str:
-    return urllib.parse.urlsplit(node.listening["http"]["url"]).netloc
+    return str(urllib.parse.urlsplit(node.listening["http"]["url"]).netloc)
 
 
 class Nodes:
