@@ -476,6 +476,34 @@ async def test_commands_do_not_wait_for_a_node_that_stands_still_and_takes_conne
 
 
 @in_loop
+async def test_who_knocks_on_a_link_that_is_connected_leaves_it_as_it_is() -> None:
+    """The other node ends a connection when the same process opens another one: its commands would hang for ever."""
+    async with linked() as node:
+        await node.ask(CreateQueue(name="q"))
+        waiting = node.asked(Receive(queue="q", wait_ms=LONG_MS))
+        await until(lambda: node.waiting("q") == 1)
+        assert await node.link.probe()
+        await node.ask(send(b"x"))
+        assert bodies(await asyncio.wait_for(waiting.result(), 5.0)) == [b"x"]
+
+
+@pytest.mark.parametrize("turns", range(12))
+@in_loop
+async def test_who_knocks_while_a_link_connects_makes_one_connection_and_loses_no_command(turns: int) -> None:
+    async with linked() as node:
+        asked = node.asked(send(b"x"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        knocking = asyncio.create_task(node.link.probe())
+        node.link.watch(3.0)
+        assert await knocking
+        assert (await asyncio.wait_for(asked.result(), 5.0)).count == 1
+        await node.ask(send(b"y"))
+        await asyncio.sleep(0.02)
+        assert len(node.server.peer_links) == 1 and node.link.is_connected
+
+
+@in_loop
 async def test_commands_beyond_what_may_wait_are_refused() -> None:
     link = Link(f"127.0.0.1:{free_port()}", identity("a"), LinkLimits(outbox_max=3))
     for _ in range(3):

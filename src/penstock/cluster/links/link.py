@@ -89,7 +89,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._outbox: Gathered[CallbackCall] = Gathered(self._flush)
         self._connection: LinkConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[Any] | None = None
+        """There is one attempt at a time: the other node ends a connection when this process opens another one."""
         self._late: asyncio.TimerHandle | None = None
         """Looks for commands that have waited long enough for a connection."""
         self._missed_until_s = 0.0
@@ -221,6 +222,26 @@ class Link:
 
     async def probe(self) -> bool:
         """Connect, if the other node can be reached: whether it could. `LinkRefused` if it does not let this one in."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._connecting
+        if self._connection is not None:
+            return True
+        probing = self._loop.create_task(self._probe())
+        self._connecting = probing
+        probing.add_done_callback(self._probed)
+        return await probing
+
+    def _probed(self, _: asyncio.Task[bool]) -> None:
+        """Commands came meanwhile."""
+        self._connecting = None
+        if self._connection is not None:
+            self._outbox.flush_soon()
+        elif self._outbox.items:
+            self._connect_soon()
+
+    async def _probe(self) -> bool:
         for probes in range(1, _PROBES + 1):
             connection: LinkConnection | None = None
             try:
