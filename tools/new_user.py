@@ -228,7 +228,7 @@ def in_debian(version: str, arguments: Sequence[str], *, compiled: bool) -> None
             f"apt-get update -qq && apt-get install -qq --yes --no-install-recommends {needs}",
             "git config --global --add safe.directory '*'",
             "python3 -m venv /tool",
-            "/tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 msgspec",
+            "/tool/bin/pip install --quiet --constraint /penstock/constraints.txt boto3 --editable /penstock",
         )
         environment = {**ENVIRONMENT, "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         with image.mounted(root):
