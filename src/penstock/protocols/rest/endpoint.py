@@ -326,8 +326,10 @@ class OperationCall:
                 await self._find(queue)
             try:
                 result = await self.operation.run(caller, **arguments)
-            except PenstockError as error:
-                self._audit(arguments, None, code_of(error))
+            except (CallerGone, BodyLeft, BodyRefused):
+                raise
+            except Exception as error:
+                self._audit(arguments, None, code_of(error) if isinstance(error, PenstockError) else "internal_error")
                 raise
             self._audit(arguments, result, "ok")
             if exchange.is_gone or not await self._answer(result):
