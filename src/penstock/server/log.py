@@ -183,7 +183,7 @@ def shortened(text: str, bytes_max: int = 300) -> str:
     r"""A text that has at most so many bytes as JSON, which writes one control character as six.
 
     >>> shortened("orders"), shortened("x" * 400)[-2:], len(shortened("\x01" * 400))
-    ('orders', 'x…', 49)
+    ('orders', 'x…', 50)
     """
     if len(text) * 6 <= bytes_max or len(encoded := msgspec.json.encode(text[: bytes_max + 1])) <= bytes_max + 2:
         return text
