@@ -81,15 +81,17 @@ class Audit:
         queue: str | None,
         scope: dict[str, Any] | None = None,
         outcome: str = "ok",
+        *,
+        is_daily: bool = False,
     ) -> None:
-        """Somebody changed something, or tried to."""
+        """Somebody changed something, or tried to. `is_daily`: it needs no right to change, and counts as a refusal."""
         is_strange, is_done = who == STRANGER.name, outcome == "ok"
         if not self._settings.enabled or (is_strange and not is_done):
             return
         who, peer, what, outcome = (shortened(text, _TEXT_MAX) for text in (who, peer, what, outcome))
         shown: dict[str, Any] = {}
         at_s = self.clock_s()
-        if is_strange or not is_done:
+        if is_strange or is_daily or not is_done:
             left_out = self._count_refusal(who, int(at_s // _HOUR_S))
             if left_out is None:
                 return

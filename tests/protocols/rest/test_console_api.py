@@ -253,6 +253,9 @@ def test_who_is_refused_again_and_again_does_not_push_out_what_was_done(tmp_path
     assert [each.queue for each in found if each.who == "bob"] == ["orders"]
     mine = [each for each in found if each.who == "mallory"]
     assert 10 <= len(mine) <= 200
+    for _ in range(500):
+        audit.note("stranger", "::1", "ConfirmSubscription", "sns.news")  # the same link, again and again
+    assert 10 <= sum(each.who == "stranger" for each in audit.entries(limit=1_000)) <= 200
     audit.clock_s = lambda: time.time() + 3_601
     audit.note("mallory", "::1", "purge_queue", "last", outcome="access_denied")
     (last,) = audit.entries(limit=1)
