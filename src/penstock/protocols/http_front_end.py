@@ -104,7 +104,7 @@ class HttpFrontEnd:
             if exchange.action in self.changes and exchange.principal:
                 outcome = exchange.outcome or ("ok" if status < 400 else str(status))
                 queue = exchange.queue or None
-                audit.note(exchange.principal, exchange.request.peer, exchange.action, queue, {}, outcome)
+                audit.note(exchange.principal, exchange.request.peer, exchange.action, queue, exchange.scope, outcome)
 
         return tell
 

@@ -6,7 +6,8 @@
 What was refused is there as well, with the error's code as its outcome. Bodies of messages are not. Event records
 (`events`) tell what happened to messages, and may lose some; this tells what people and programs did to the server, and
 a change is answered after its line is written. When the file has reached half of `[audit] bytes_max`, it becomes
-`audit.jsonl.1`, in the place of the one before.
+`audit.jsonl.1`, in the place of the one before. Callers choose names, and may be refused as often as they like: so that
+this does not push out the rest, a line has at most 2 KiB, and an hour a limited number of refusals.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.server.auth import STRANGER
+from penstock.server.log import shortened
 from penstock.server.node import Services
 from penstock.server.settings import AuditSettings
 from penstock.store.layout import AUDIT_NAME, FILE_MODE
@@ -28,10 +31,15 @@ from penstock.store.layout import AUDIT_NAME, FILE_MODE
 _IN_MEMORY = 1_000
 """Lines that are kept of a server without a directory."""
 _LISTED_MAX = 20
-_REFUSED_MAX = 60
-"""Refusals of one caller that are written down in a minute. More are counted: they must not push out the rest."""
+_REFUSED_MAX, _ALL_REFUSED_MAX = 60, 600
+"""Refusals of one caller, and of all, that are written down in an hour. More are counted."""
+_HOUR_S = 3_600
 _CALLERS_MAX = 1_000
-_TEXT_MAX = 200
+"""Callers whose refusals are counted one by one. Further ones are counted as one."""
+_TEXT_MAX, _PART_MAX, _SCOPE_MAX = 160, 600, 1_000
+"""Bytes of a text, of a part of a scope, and of all parts: as JSON."""
+_PIECES = frozenset({"contains", "error", "group"})
+"""Parts that may be pieces of messages. On a server with masks they are not written down."""
 
 log = logging.getLogger("penstock.audit")
 
@@ -55,12 +63,14 @@ _decode = msgspec.json.Decoder(AuditEntry).decode
 class Audit:
     """Writes lines, and finds them again, the newest first."""
 
-    def __init__(self, settings: AuditSettings, data: str) -> None:
+    def __init__(self, settings: AuditSettings, data: str, *, is_masked: bool = False) -> None:
         self._settings = settings
+        self._is_masked = is_masked
         self._path = Path(data) / AUDIT_NAME if Path(data).is_dir() else None
         self._lines: deque[bytes] = deque(maxlen=_IN_MEMORY)
         self._refused: dict[str, tuple[int, int]] = {}
-        """Caller -> the minute of its last refusal, and how many there were in it."""
+        """Caller -> its refusals of this hour that are written down, and how many were left out since the last one."""
+        self._hour = self._written = 0
         self.clock_s: Callable[[], float] = time.time
 
     def note(
@@ -71,17 +81,23 @@ class Audit:
         queue: str | None,
         scope: dict[str, Any] | None = None,
         outcome: str = "ok",
+        *,
+        is_daily: bool = False,
     ) -> None:
-        """Somebody changed something, or tried to."""
-        if not self._settings.enabled:
+        """Somebody changed something, or tried to. `is_daily`: it needs no right to change, and counts as a refusal."""
+        is_strange, is_done = who == STRANGER.name, outcome == "ok"
+        if not self._settings.enabled or (is_strange and not is_done):
             return
-        shown = {name: _shown(value) for name, value in (scope or {}).items()}
+        who, peer, what, outcome = (shortened(text, _TEXT_MAX) for text in (who, peer, what, outcome))
+        shown: dict[str, Any] = {}
         at_s = self.clock_s()
-        if outcome != "ok":
-            left_out = self._count_refusal(who, int(at_s // 60))
+        if is_strange or is_daily or not is_done:
+            left_out = self._count_refusal(who, int(at_s // _HOUR_S))
             if left_out is None:
                 return
             shown |= {"left_out": left_out} if left_out else {}
+        shown |= self._scope(scope or {})
+        queue = None if queue is None else shortened(queue, _TEXT_MAX)
         entry = AuditEntry(at=at_s, who=who, peer=peer, what=what, queue=queue, scope=shown, outcome=outcome)
         line = msgspec.json.encode(entry) + b"\n"
         if self._path is None:
@@ -92,15 +108,37 @@ class Audit:
         except OSError as error:
             log.error("a line of the audit log cannot be written (%s): %s", error, line.decode().strip())
 
-    def _count_refusal(self, who: str, minute: int) -> int | None:
-        """How many were left out before this one, which is the first of a minute; None if it is one too many itself."""
-        before, count = self._refused.get(who, (minute, 0))
-        left_out = max(0, count - _REFUSED_MAX) if before != minute else 0
-        count = count + 1 if before == minute else 1
-        if len(self._refused) >= _CALLERS_MAX:
-            self._refused.clear()
-        self._refused[who] = minute, count
-        return None if count > _REFUSED_MAX else left_out
+    def _scope(self, scope: dict[str, Any]) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        room = _SCOPE_MAX
+        for name, value in scope.items():
+            kept = "•••" if self._is_masked and name in _PIECES else _shown(value)
+            size = len(msgspec.json.encode({name: kept}))
+            if size <= room:
+                shown[name] = kept
+                room -= size
+        return shown
+
+    def _count_refusal(self, who: str, hour: int) -> int | None:
+        """How many were left out before this one, of this caller and of those that are counted as one.
+
+        None if it is one too many itself.
+        """
+        if hour != self._hour:
+            self._hour, self._written = hour, 0
+            self._refused = {each: (0, left_out) for each, (_, left_out) in self._refused.items() if left_out}
+        if who not in self._refused and len(self._refused) >= _CALLERS_MAX:
+            who = ""
+        count, left_out = self._refused.get(who, (0, 0))
+        if count >= _REFUSED_MAX or self._written >= _ALL_REFUSED_MAX:
+            self._refused[who] = count, left_out + 1
+            return None
+        self._refused[who] = count + 1, 0
+        self._written += 1
+        count, others = self._refused.get("", (0, 0))
+        if others:
+            self._refused[""] = count, 0
+        return left_out + others
 
     def _append(self, path: Path, line: bytes) -> None:
         """Opened anew for each line: changes are rare, and another process may have begun a new file."""
@@ -117,6 +155,7 @@ class Audit:
     def entries(self, limit: int, before: float | None = None, queue: str | None = None) -> list[AuditEntry]:
         """The newest lines, before a moment, and about one queue, if those are given. A cut line is left out."""
         found: list[AuditEntry] = []
+        queue = None if queue is None else shortened(queue, _TEXT_MAX)
         for line in self._backwards():
             try:
                 entry = _decode(line)
@@ -139,18 +178,22 @@ class Audit:
 
 
 def _shown(value: Any) -> Any:
-    """What is kept of a part of a request: short texts, and no long lists.
+    """What is kept of a part of a request: short texts, and no long lists. What is long all the same is a text.
 
-    >>> _shown(list(range(100))), _shown("x" * 300)[-3:]
-    ('100 of them', 'xx…')
+    >>> _shown(list(range(100))), _shown("x" * 300)[-3:], _shown({"a": [1, "b"]})
+    ('100 of them', 'xx…', {'a': [1, 'b']})
     """
-    if isinstance(value, str):
-        return value if len(value) <= _TEXT_MAX else value[: _TEXT_MAX - 1] + "…"
+    kept = _parts(value)
+    encoded = msgspec.json.encode(kept)
+    return kept if len(encoded) <= _PART_MAX else shortened(encoded.decode(), _PART_MAX)
+
+
+def _parts(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_shown(each) for each in value] if len(value) <= _LISTED_MAX else f"{len(value)} of them"
+        return [_parts(each) for each in value] if len(value) <= _LISTED_MAX else f"{len(value)} of them"
     if isinstance(value, dict):
-        return {str(name): _shown(each) for name, each in list(value.items())[:_LISTED_MAX]}
-    return value if isinstance(value, int | float | bool) or value is None else str(value)[:_TEXT_MAX]
+        return {str(name): _parts(each) for name, each in list(value.items())[:_LISTED_MAX]}
+    return value if isinstance(value, int | float | bool) or value is None else shortened(str(value), _TEXT_MAX)
 
 
 _SHARED = "audit"
@@ -160,6 +203,8 @@ def audit_of(services: Services) -> Audit:
     """The audit log of this server: one, whoever writes."""
     found = services.extras.get(_SHARED)
     if found is None:
-        found = services.extras[_SHARED] = Audit(services.settings.audit, services.settings.server.data)
+        settings = services.settings
+        is_masked = bool(settings.console.mask)
+        found = services.extras[_SHARED] = Audit(settings.audit, settings.server.data, is_masked=is_masked)
     assert isinstance(found, Audit)
     return found

@@ -173,6 +173,8 @@ TO_SEE: tuple[type[Command], ...] = (DescribeQueue, Send, ChangeQueue)
 """Who may do any of these with a queue may know that it is there: between them they need all the rights."""
 ANYBODY = Principal("anybody", "", [Grant()])
 """Who calls a server that knows no credentials: may do everything."""
+STRANGER = Principal("stranger", "", [])
+"""Who visits a link of a notification without a signature, where credentials are required."""
 
 
 def authorize(principal: Principal, command: Command, tasks: Mapping[int, RedriveTask]) -> None:

@@ -146,6 +146,7 @@ class RequestLog:
         outcome: str = "",
     ) -> None:
         """Add a line; it is written a moment later."""
+        principal, action, queue, outcome = (shortened(text) for text in (principal, action, queue, outcome))
         now, duration_ms = _timestamp(time.time()), round(seconds * 1_000, 3)
         level = "error" if status >= 500 else "warning" if status >= 400 else "info"
         line = RequestLine(
@@ -176,6 +177,21 @@ def _as_text(line: RequestLine) -> str:
     what = f"{line.protocol} {line.action or '-'} {line.queue or '-'}"
     how = f"{line.status} {line.outcome} {line.duration_ms} ms"
     return printable(f"{line.time} {line.level:7} {what}: {how} (request {line.request_id or '-'}, {who})")
+
+
+def shortened(text: str, bytes_max: int = 300) -> str:
+    r"""A text that has at most so many bytes as JSON, which writes one control character as six.
+
+    >>> shortened("orders"), shortened("x" * 400)[-2:], len(shortened("\x01" * 400))
+    ('orders', 'x…', 50)
+    """
+    if len(text) * 6 <= bytes_max or len(encoded := msgspec.json.encode(text[: bytes_max + 1])) <= bytes_max + 2:
+        return text
+    text = text[:bytes_max]
+    while len(encoded) > bytes_max - 1:  # with its quotes, and the ellipsis
+        text = text[: len(text) * (bytes_max - 1) // len(encoded)]
+        encoded = msgspec.json.encode(text)
+    return text + "…"
 
 
 def printable(text: str) -> str:

@@ -512,7 +512,7 @@ class ConsoleSettings(_Section, frozen=True):
 
 
 class AuditSettings(_Section, frozen=True):
-    """The audit log: who changed what, and when, over REST, the websocket and the console. See docs/console.md."""
+    """The audit log: who changed what, and when. See docs/console.md."""
 
     enabled: Annotated[bool, Setting("Keep an audit log: the file `audit.jsonl` in the data directory.")] = True
     bytes_max: Annotated[

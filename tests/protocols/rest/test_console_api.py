@@ -137,6 +137,14 @@ def test_what_a_mask_matches_is_hidden_from_who_looks_and_not_from_who_receives(
         assert done(http.get("/v1/me"))["masked"] is True
 
 
+def test_a_mask_matches_what_is_written_as_escapes_of_json(serve: Callable[..., Server]) -> None:
+    with serve("[console]\nmask = ['secret/[0-9]+']").client() as http:
+        send(http, "pay", r'{"k": "s\u0065cret\/17", "x": "a\nb"}', r'{"k": "\u00e9 \ud83d\ude00"}')
+        first, second = done(http.get("/v1/queues/pay/messages"))["messages"]
+        assert (first["body"], first["masked"]) == (r'{"k": "•••", "x": "a\nb"}', True)
+        assert (second["body"], "masked" in second) == (r'{"k": "\u00e9 \ud83d\ude00"}', False)
+
+
 # -- the audit log --
 
 
@@ -245,10 +253,63 @@ def test_who_is_refused_again_and_again_does_not_push_out_what_was_done(tmp_path
     assert [each.queue for each in found if each.who == "bob"] == ["orders"]
     mine = [each for each in found if each.who == "mallory"]
     assert 10 <= len(mine) <= 200
-    audit.clock_s = lambda: time.time() + 61  # a minute later
+    for _ in range(500):
+        audit.note("stranger", "::1", "ConfirmSubscription", "sns.news")  # the same link, again and again
+    assert 10 <= sum(each.who == "stranger" for each in audit.entries(limit=1_000)) <= 200
+    audit.clock_s = lambda: time.time() + 3_601
     audit.note("mallory", "::1", "purge_queue", "last", outcome="access_denied")
     (last,) = audit.entries(limit=1)
     assert last.queue == "last" and last.scope["left_out"] == 5_000 - len(mine)
+
+
+def test_all_who_are_refused_share_a_bound_and_what_is_left_out_is_not_forgotten(tmp_path: Path) -> None:
+    audit = Audit(AuditSettings(), str(tmp_path))
+    for _ in range(200):
+        audit.note("mallory", "::1", "purge_queue", "q", outcome="access_denied")
+    for number in range(3_000):
+        audit.note(f"caller-{number}", "::1", "purge_queue", "q", outcome="access_denied")
+    audit.note("boss", "::1", "delete_queue", "orders")
+    found = audit.entries(limit=10_000)
+    assert 100 <= len(found) <= 1_000 and found[0].who == "boss"
+    audit.clock_s = lambda: time.time() + 3_601
+    for who in ("mallory", "caller-700", "caller-2999"):
+        audit.note(who, "::1", "purge_queue", "q", outcome="access_denied")
+    last, other, mallory = audit.entries(limit=3)
+    assert mallory.scope == {"left_out": 140 + 2_001}, "those after the thousandth caller are counted as one"
+    assert (other.scope, last.scope) == ({"left_out": 1}, {})
+
+
+@pytest.mark.parametrize("data", [":memory:", "directory"])
+def test_a_line_of_the_audit_log_has_at_most_two_kibibytes(tmp_path: Path, data: str) -> None:
+    audit = Audit(AuditSettings(), str(tmp_path) if data == "directory" else data)
+    for long in ("\x01" * 4_000_000, "é" * 5_000, "😀" * 5_000, '"' * 5_000, "x" * 5_000):
+        scope = {"text": long, "list": [long] * 20, "map": {long: {long: long}}, **dict.fromkeys("abcdefgh", long)}
+        audit.note(long, long, long, long, {**scope, "purged": 7}, long)
+        (entry,) = audit.entries(limit=1, queue=long)
+        assert len(msgspec.json.encode(entry)) < 2_048
+        assert entry.scope["purged"] == 7 and entry.scope["text"].endswith("…")
+
+
+def test_a_change_that_fails_on_the_servers_side_is_written_down(
+    http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(**_: Any) -> None:
+        raise RuntimeError("a defect of the server")
+
+    monkeypatch.setattr("penstock.protocols.rest.queues.PurgeQueue", defect)
+    assert http.post(f"/v1/queues/{name}/purge").status_code == 500
+    (line,) = done(http.get("/v1/audit", params={"queue": name}))["entries"]
+    assert (line["what"], line["outcome"]) == ("purge_queue", "internal_error")
+
+
+def test_a_line_is_about_the_queue_that_is_changed_and_not_about_its_dead_letters(
+    http: httpx.Client, name: str
+) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    done(http.patch(f"/v1/queues/{name}", json={"dead_letter": f"{name}.mine"}))
+    done(http.post("/v1/queues", json={"name": f"{name}.2", "settings": {"dead_letter": f"{name}.mine"}}), 201)
+    found = done(http.get("/v1/audit"))["entries"][:2]
+    assert [each["queue"] for each in found] == [f"{name}.2", name]
 
 
 def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path: Path) -> None:

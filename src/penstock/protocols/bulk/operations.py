@@ -376,7 +376,7 @@ class Bulk(Resource):
         )
         return ChunksReply(log, found.keys, found.next_offset)
 
-    @operation("POST", "/v1/bulk/channels", body_bytes_max=JSON_BYTES_MAX)
+    @operation("POST", "/v1/bulk/channels", body_bytes_max=JSON_BYTES_MAX, is_change=True)
     async def channels(self, caller: Caller, body: ChannelRequest) -> None:
         """Create a channel at an offset."""
         caller.need(body.queue, CreateChannel)

@@ -228,6 +228,7 @@ class Exchange:
         "queue",
         "request",
         "request_id",
+        "scope",
         "started_s",
         "unheard",
     )
@@ -260,6 +261,8 @@ class Exchange:
         self.principal = ""
         self.action = ""
         self.queue = ""
+        self.scope: dict[str, str] | None = None
+        """What the audit log tells of a change beside these."""
         self.outcome = ""
         """"ok" or the error's code; by default told from the status."""
 

@@ -129,6 +129,8 @@ class NsqHttp:
             call = ApiCall(request, Arguments(request.query), self._principal(request))
             exchange.principal = call.principal.name
             exchange.queue = call.arguments.text("topic") or ""
+            if exchange.action.startswith("/channel/"):
+                exchange.scope = {"channel": call.arguments.text("channel") or ""}
             answer = route(call)
         except ApiError as error:
             refuse(exchange, error)
@@ -146,7 +148,8 @@ class NsqHttp:
         request = exchange.request
         if request.path.startswith(_CONFIG) and "/" not in request.path[len(_CONFIG) :]:
             route = find_route(self._config_routes, Request(request.method, _CONFIG.encode(), {}, b""))
-            exchange.action = _CONFIG
+            exchange.action = f"PUT {_CONFIG}" if request.method == "PUT" else _CONFIG
+            exchange.scope = {"option": request.path[len(_CONFIG) :]}
         else:
             route = find_route(self._routes, request)
             exchange.action = request.path
@@ -513,7 +516,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
 
     changes = frozenset(
         f"/{noun}/{verb}" for noun in ("topic", "channel") for verb in ("create", "delete", "empty", "pause", "unpause")
-    )
+    ) | {f"PUT {_CONFIG}"}
 
     def __init__(self, port: int) -> None:
         super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._check_header)

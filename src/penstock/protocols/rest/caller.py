@@ -48,8 +48,8 @@ class Caller:
         return caller_of(self.principal, self._exchange.request.peer)
 
     def need(self, queue: str, *kinds: type[Command]) -> str:
-        """The queue's name, if the caller may do one of these commands with it."""
-        self._exchange.queue = queue
+        """The queue's name, if the caller may do one of these commands with it. The first is what the logs name."""
+        self._exchange.queue = self._exchange.queue or queue
         authorize_kinds(self.principal, queue, *kinds)
         return queue
 

@@ -326,8 +326,10 @@ class OperationCall:
                 await self._find(queue)
             try:
                 result = await self.operation.run(caller, **arguments)
-            except PenstockError as error:
-                self._audit(arguments, None, code_of(error))
+            except (CallerGone, BodyLeft, BodyRefused):
+                raise
+            except Exception as error:
+                self._audit(arguments, None, code_of(error) if isinstance(error, PenstockError) else "internal_error")
                 raise
             self._audit(arguments, result, "ok")
             if exchange.is_gone or not await self._answer(result):
@@ -353,7 +355,15 @@ class OperationCall:
             services, request = self._context.services, self._exchange.request
             queue = self._exchange.queue or arguments.get("queue")
             scope = scope_of(arguments, result)
-            audit_of(services).note(self._caller.principal.name, request.peer, operation.name, queue, scope, outcome)
+            audit_of(services).note(
+                self._caller.principal.name,
+                request.peer,
+                operation.name,
+                queue,
+                scope,
+                outcome,
+                is_daily=not operation.is_change,
+            )
 
     async def _find(self, queue: str) -> None:
         """Ask for a queue of another node, so that it can be read of; or say where it is, if that is what is wanted."""

@@ -16,6 +16,8 @@ from penstock.protocols.rest.shapes import Content, TypedValue
 from penstock.server.node import Services
 
 MASKED = "•••"
+_ESCAPE = re.compile(r"\\(?:u(?![dD][89a-fA-F])([0-9a-fA-F]{4})|/)")
+"""A character as JSON may write it."""
 _Message = TypeVar("_Message", bound=Content)
 
 
@@ -35,8 +37,16 @@ class Masks:
         return bool(self._patterns)
 
     def text(self, text: str) -> tuple[str, bool]:
-        """A text with what matches hidden, and whether anything did."""
+        r"""A text with what matches hidden, and whether anything did: also as JSON's escapes (`\u0065`).
+
+        >>> Masks(["secret"]).text(r'{"k": "s\u0065cret"}')
+        ('{"k": "•••"}', True)
+        """
         count = 0
+        if self._patterns and "\\" in text:
+            plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else "/", text)
+            if any(pattern.search(plain) for pattern in self._patterns):
+                text = plain
         for pattern in self._patterns:
             text, found = pattern.subn(MASKED, text)
             count += found

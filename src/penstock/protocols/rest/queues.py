@@ -87,8 +87,8 @@ class Queues(Resource):
 
         Once more with the same settings is fine; with others it is 409.
         """
-        changes = _permitted_changes(caller, body.settings, "settings.")
         caller.need(body.name, CreateQueue)
+        changes = _permitted_changes(caller, body.settings, "settings.")
         config = QueueConfig().changed(changes | {"kind": kind_of(body.name, changes.get("kind"))})
         await self.shard.call(CreateQueue(name=body.name, config=config, channels=tuple(body.channels)))
         return await self._described(body.name)
@@ -110,8 +110,8 @@ class Queues(Resource):
     @operation("PATCH", "/v1/queues/{queue}", is_change=True)
     async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
         """Change some settings of a queue. What is not given stays as it is."""
-        changes = _permitted_changes(caller, body)
         caller.need(queue, ChangeQueue)
+        changes = _permitted_changes(caller, body)
         await self.shard.call(ChangeQueue(name=queue, changes=changes))
         return await self._described(queue)
 

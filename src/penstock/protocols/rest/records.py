@@ -96,7 +96,7 @@ class RecordReading(Resource):
         command = ReadRecords(queue=queue, consumer=consumer, limit=query.max)
         return self._as_json(await self._read(caller, command, query.max_bytes))
 
-    @operation("PUT", "/v1/queues/{queue}/consumers/{consumer}", is_change=True)
+    @operation("PUT", "/v1/queues/{queue}/consumers/{consumer}")
     async def move_consumer(self, caller: Caller, queue: str, consumer: str, body: MoveConsumer) -> ConsumerPosition:
         """Remember that a consumer has read everything before an offset. Creates the consumer.
 

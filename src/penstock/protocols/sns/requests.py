@@ -18,7 +18,7 @@ from penstock.protocols.sns.topics import Subscription, Topic, Topics, subscript
 from penstock.protocols.sns.wire import NOT_FOUND, invalid
 from penstock.protocols.sqs.errors import SqsError
 from penstock.protocols.sqs.names import ACCOUNT, REGION, TOPIC_PREFIX, Arns, Scope
-from penstock.server.auth import ANYBODY, Principal, authorize_kinds
+from penstock.server.auth import ANYBODY, STRANGER, Principal, authorize_kinds
 from penstock.server.settings import SnsSettings, SqsSettings
 from penstock.server.shards import Shards
 
@@ -28,10 +28,6 @@ TAGS_MAX = 50
 _TAG_KEY_LENGTH_MAX, _TAG_VALUE_LENGTH_MAX = 128, 256
 Members = dict[str, Any]
 Result = dict[str, Any] | None
-
-
-STRANGER = Principal("stranger", "", [])
-"""Who visits a link without a signature, where credentials are required."""
 
 
 class Caller:
@@ -59,7 +55,7 @@ class Caller:
             raise SqsError(wire.AUTHORIZATION_ERROR, reason) from None
 
 
-_UNCHECKED = Caller(ANYBODY, "")
+UNCHECKED = Caller(ANYBODY, "")
 
 
 class ActionsBase:
@@ -94,7 +90,7 @@ class ActionsBase:
 
     def _named_queue(self, arn: str) -> str:
         """As `_queue`, for what a token or a subscription's ARN may give the right to."""
-        return self._queue(_UNCHECKED, arn)
+        return self._queue(UNCHECKED, arn)
 
     async def _there(self, queue: str, subscription_id: str) -> tuple[Topic, Subscription]:
         try:

@@ -12,11 +12,11 @@ from penstock.protocols.http import PLAIN_TEXT, Exchange
 from penstock.protocols.sns import wire
 from penstock.protocols.sns.http_delivery import HttpTargets
 from penstock.protocols.sns.publish_actions import PublishActions
-from penstock.protocols.sns.requests import STRANGER, Caller
+from penstock.protocols.sns.requests import UNCHECKED, Caller
 from penstock.protocols.sns.subscription_actions import SubscriptionActions
 from penstock.protocols.sqs.errors import INTERNAL_FAILURE, UNKNOWN_OPERATION, SqsError
 from penstock.protocols.sqs.names import Scope
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, STRANGER, Principal
 from penstock.server.settings import SnsSettings, SqsSettings
 from penstock.server.shards import Shards
 
@@ -47,8 +47,6 @@ ACTIONS = (
 )
 CHANGES = frozenset(name for name in ACTIONS if not name.startswith(("Get", "List", "Publish")))
 """What the audit log tells."""
-_ABOUT = ("TopicArn", "SubscriptionArn", "ResourceArn", "Name")
-"""Fields that say what a request is about, for the logs."""
 _FOR_STRANGERS = frozenset({"ConfirmSubscription", "Unsubscribe"})
 """Actions that a link in a notification is for: what they are given says whether they may be done."""
 _CERTIFICATE_PATH = "/SimpleNotificationService-"
@@ -92,6 +90,21 @@ class SnsService(SubscriptionActions, PublishActions):
         exchange.outcome = "ok"
         exchange.respond(200, (("content-type", "application/x-pem-file"),), signer.certificate)
 
+    def _about(self, caller: Caller, action: str, fields: dict[str, str]) -> str:
+        """The queue of the topic that a request is about, for the logs; what is no ARN, as it is."""
+        if action == "CreateTopic":
+            return self._prefix(caller) + fields.get("Name", "")
+        if "SubscriptionAttributes" in action or action == "Unsubscribe":
+            arn, is_topic = fields.get("SubscriptionArn", ""), False
+        elif "Resource" in action or "DataProtection" in action:
+            arn, is_topic = fields.get("ResourceArn", ""), True
+        else:
+            arn, is_topic = fields.get("TopicArn") or fields.get("TargetArn", ""), True
+        try:
+            return self._queue(UNCHECKED, arn if is_topic else arn.rpartition(":")[0])
+        except SqsError:
+            return arn
+
     async def _answer(self, exchange: Exchange, caller: Caller, fields: dict[str, str]) -> None:
         action = fields.get("Action", "")
         exchange.principal = caller.principal.name
@@ -99,7 +112,7 @@ class SnsService(SubscriptionActions, PublishActions):
             if action not in ACTIONS:
                 raise SqsError(UNKNOWN_OPERATION, f"Could not find operation {action} for version 2010-03-31")
             exchange.action = action
-            exchange.queue = next((fields[name] for name in _ABOUT if fields.get(name)), "")
+            exchange.queue = self._about(caller, action, fields)
             result = await getattr(self, action)(caller, wire.decode(fields))
         except SqsError as error:
             wire.respond_error(exchange, error)

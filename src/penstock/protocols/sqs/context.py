@@ -269,6 +269,11 @@ class RequestContext:
         for share in self._shares:
             share.close()
 
+    def tell_redrive(self, source: str, target: str) -> None:
+        """Both queues have been looked for: the logs name a redrive by its source."""
+        self.queue = source
+        self._exchange.scope = {"target": target}
+
     # -- answering --
 
     def _succeed(self, result: Any) -> None:

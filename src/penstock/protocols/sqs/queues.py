@@ -299,7 +299,10 @@ class QueueActions(MessageActions):
         source = await self._queue_of(context, request.source_arn, "SourceArn")
         target = None
         if request.destination_arn is not None:
-            target = await self._queue_of(context, request.destination_arn, "DestinationArn")
+            try:
+                target = await self._queue_of(context, request.destination_arn, "DestinationArn")
+            finally:
+                context.tell_redrive(source, self.arns.name(request.destination_arn) or request.destination_arn)
         rate = request.max_number_of_messages_per_second
         if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
             raise invalid_value(
