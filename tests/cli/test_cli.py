@@ -337,6 +337,7 @@ REFUSALS = {
     "queue create orders --max-receives 5000": "--max-receives is 5000: it must be from 0 to 1000",
     "queue create orders --policy all": "--policy is 'all': it must be at_least_once, consume_times or consume_once",
     "queue create orders --lease soon": "--lease is 'soon': it must be a number of seconds from 0 to 43200",
+    "queue create orders --lease 1e308": "--lease is 1e+308: it must be a number of seconds from 0 to 43200",
     "queue create orders --max-receives many": "--max-receives is 'many': it must be a whole number from 0 to 1000",
     "queue create orders --retention soon": "--retention is 'soon': it must be a number of seconds from 60 to 1209600, "
     "or none",

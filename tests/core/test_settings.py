@@ -43,7 +43,9 @@ def test_only_annotated_fields_are_settings_and_milliseconds_are_named_as_second
     assert of("pause").given(250) == 0.25
 
 
-@pytest.mark.parametrize("value", [True, "5", float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "value", [True, "5", float("nan"), float("inf"), 1e308, -1e308, 10**400], ids=lambda value: repr(value)[:6]
+)
 def test_seconds_must_be_a_number(value: object) -> None:
     assert refusal("pause", value).endswith("it must be a number of seconds from 0 to 60")
 

@@ -165,6 +165,7 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[[queues]]\nname = 'a b'", "cannot name a queue"),
         ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease is -1 seconds: it must be from 0 to 43200 seconds"),
         ("[[queues]]\nname = 'a'\nlease = 'long'", "'a': lease is 'long': it must be a number of seconds from 0 to"),
+        ("[[queues]]\nname = 'a'\nlease = 1e308", "'a': lease is 1e\\+308: it must be a number of seconds from 0 to"),
         ("[[queues]]\nname = 'a'\nlease = 'none'", "'a': lease is 'none': it must be a number of seconds from 0 to"),
         ("[[queues]]\nname = 'a'\nbackoff = { shape = 'x' }", "backoff.shape is 'x': it must be none, fixed, linear"),
         ("[[queues]]\nname = 'a'\npartitions = 0", "'a': partitions is 0: it must be from 1 to 1024"),

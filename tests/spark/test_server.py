@@ -13,7 +13,7 @@ import pytest
 
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.server import Connection, answering_first
+from penstock.spark.server import Connection, reachable
 from tests.ports import free_port
 
 ANSWER = b'{"queues": ["orders"], "last": ""}'
@@ -95,15 +95,14 @@ def test_a_server_that_dies_is_left_for_the_next_one() -> None:
         connection.close()
 
 
-def test_all_tasks_of_a_write_begin_with_the_server_that_answered_its_driver() -> None:
+def test_a_write_goes_to_the_first_server_that_can_be_reached_and_to_no_other() -> None:
     dead = free_port()
     with breaking([HEAD + ANSWER]) as url:
         there = url.removeprefix("http://")
-        found = answering_first(Where(url=f"http://127.0.0.1:{dead},{there},127.0.0.1:1", token="t"))
-        assert found == Where(url=f"penstock://{there},127.0.0.1:1,127.0.0.1:{dead}", token="t")
-        assert answering_first(Where(url=url)) == Where(url=url)
-    nobody = Where(url=f"http://127.0.0.1:{dead},127.0.0.1:{dead}")
-    assert answering_first(nobody) == nobody
+        found = reachable(Where(url=f"http://127.0.0.1:{dead},{there},127.0.0.1:1", token="t"))
+        assert found == Where(url=f"penstock://{there}", token="t")
+        assert reachable(Where(url=url)) == Where(url=url)
+    assert reachable(Where(url=f"http://127.0.0.1:{dead},127.0.0.1:1")) == Where(url=f"penstock://127.0.0.1:{dead}")
 
 
 def test_when_none_of_several_servers_answers_the_error_names_them_all() -> None:

@@ -146,9 +146,10 @@ def redrive(
 
     penstock pipeline run redrive --queue orders.dead --where "error like '%timeout%'" --send
     """
-    from penstock.pipelines.ready.redrive import redrive
+    from penstock.pipelines.ready.redrive import check_queues, redrive
 
     more: Any = {"predicate": where, "send": send, "to": to, "rate": rate}
+    check_queues(_where(url, token), queue or ())  # Spark takes long to start
     with _running("redrive", master, as_json) as (spark, display, stop):
         done = redrive(spark, _where(url, token), queue or (), display=display, stop=stop, **more)
     if not as_json:

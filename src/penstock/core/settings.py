@@ -9,7 +9,7 @@ Queues' settings are the fields of `QueueConfig`, a server's those of the struct
 
 from __future__ import annotations
 
-import math
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -103,7 +103,8 @@ class Declared(msgspec.Struct, frozen=True):
         """A value that a user gave, as the struct has it; `InvalidConfig`, with the name that the user said, if not."""
         if not self.in_seconds or value is None:
             return self.checked(value, said)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value * SECOND_MS) <= sys.float_info.max:  # nor is what is not a number
             raise self._of_a_wrong_kind(value, said)
         return self.checked(round(value * SECOND_MS), said)
 

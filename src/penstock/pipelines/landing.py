@@ -37,6 +37,8 @@ JOINED_BYTES = 128 * 1024 * 1024
 """...to files of about this size."""
 _SPARKS: dict[str, Any] = {"compression": "snappy", "use_deprecated_int96_timestamps": True}
 """Files as Spark writes them."""
+_OPEN_FILES_MAX = 128
+"""Half of what macOS lets a process open."""
 
 
 class Landing:
@@ -107,7 +109,15 @@ class Landing:
         columns = pa.schema([table.schema.field(each) for each in partition_by])
         parted = ds.partitioning(columns, flavor="hive") if partition_by else None
         settings = ds.ParquetFileFormat().make_write_options(**_SPARKS)
-        ds.write_dataset(table, stage, format="parquet", partitioning=parted, file_options=settings)
+        ds.write_dataset(
+            table,
+            stage,
+            format="parquet",
+            partitioning=parted,
+            file_options=settings,
+            max_partitions=max(1, table.num_rows),
+            max_open_files=_OPEN_FILES_MAX,
+        )
         return stage
 
     # -- plans --

@@ -1,9 +1,8 @@
 """Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
 
 A cluster has several addresses. Each connection begins with the first, and goes on to the next when one does not
-answer. It remembers nothing of that for other connections: all tasks of a write must stage with the same node, which
-has what they stage in its files. So their driver looks once which node answers, and puts that first
-(`answering_first`).
+answer, or is busy. Only writes exactly once do not: what tasks stage is in the files of one node. So their driver looks
+once which node can be reached (`reachable`), and the whole batch stays with that one, however long it is busy.
 
 Every request may be repeated (offsets are read again, a piece is written over, marked work is done once, what takes and
 settles has a key), so a server that does not answer is asked again, with growing pauses, until `timeout` is over. Sends
@@ -37,7 +36,8 @@ _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 _ANSWER_S_MAX = 120.0
 _CONNECT_S_MAX = 10.0
-_AGAIN = (408, 429, 502, 503, 504)
+AGAIN = (408, 429, 502, 503, 504)
+"""Statuses of answers after which a request may be repeated."""
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
 _COLUMNS = ("offset", "timestamp", "key", "value")
@@ -75,16 +75,17 @@ class _Response(http.client.HTTPResponse):
             self.fp = stream
 
 
-def answering_first(where: Where) -> Where:
-    """The same servers, and the first of them that takes a connection before all others."""
+def reachable(where: Where) -> Where:
+    """One of several servers: the first that takes a connection, or the very first if none does."""
     assert where.url is not None
     servers = Address.parse(where.url).servers
-    for at, server in enumerate(servers if len(servers) > 1 else ()):
+    if len(servers) == 1:
+        return where
+    for server in servers:
         with contextlib.suppress(OSError):
             socket.create_connection((server.host, server.port), QUICK_CONNECT_S).close()
-            names = ",".join(each.authority for each in servers[at:] + servers[:at])
-            return replace(where, url=f"{str(server).partition('://')[0]}://{names}")
-    return where
+            return replace(where, url=str(server))
+    return replace(where, url=str(servers[0]))
 
 
 class Connection:
@@ -125,7 +126,7 @@ class Connection:
             except _UNREACHABLE as error:
                 failed = ServerFailed(f"{self._where.url} cannot be reached: {error!r}")
             except ServerFailed as error:
-                if error.status not in _AGAIN:
+                if error.status not in AGAIN:
                     raise
                 failed = error
             self.close()

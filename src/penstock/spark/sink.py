@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from penstock.spark.errors import InvalidOption, ServerFailed, SparkError, plain_errors
 from penstock.spark.options import SinkOptions
 from penstock.spark.rows import Pieces, Rows, check_columns, forget, publish
-from penstock.spark.server import Connection, answering_first
+from penstock.spark.server import AGAIN, Connection, reachable
 
 
 @dataclass
@@ -34,6 +34,8 @@ class Written(WriterCommitMessage):
     token: str = ""
     mark: str = ""
     pieces: list[str] = field(default_factory=list)
+    url: str | None = None
+    """The node that has them."""
 
 
 class _Writing:
@@ -43,7 +45,8 @@ class _Writing:
         self.options = SinkOptions.parse(options)
         if overwrite:
             raise InvalidOption("messages are sent, never overwritten: use mode append")
-        self.options = replace(self.options, where=answering_first(self.options.where))
+        if self.options.exactly_once:
+            self.options = replace(self.options, where=reachable(self.options.where))
         check_columns([(each.name, each.dataType.simpleString()) for each in schema], self.options.topic)
 
     @plain_errors()
@@ -56,7 +59,7 @@ class _Writing:
         pieces = Pieces(connection, partition, token if self.options.exactly_once else None)
         with contextlib.closing(connection):
             messages = pieces.add_all(rows, iterator)
-        return Written(messages, token, mark, pieces.names)
+        return Written(messages, token, mark, pieces.names, self.options.where.url)
 
     @plain_errors()
     def publish(self, messages: list[Any], number: int) -> None:
@@ -67,25 +70,30 @@ class _Writing:
         if not self.options.exactly_once or not written:
             return
         pieces = [piece for each in written for piece in each.pieces]
-        with contextlib.closing(Connection(self.options.where)) as connection:
+        with contextlib.closing(Connection(replace(self.options.where, url=written[0].url))) as connection:
             try:
                 publish(connection, written[0].token, pieces, written[0].mark, number)
             except ServerFailed as error:
-                if error.code != "piece_not_found":
+                if error.code == "piece_not_found":
+                    outcome = (
+                        "The node that had it was lost, or it was too old. Nothing of the write was sent: do it again "
+                        "(a stream does its batch again when it is started again)"
+                    )
+                elif error.status in (0, 500, *AGAIN):
+                    outcome = (
+                        "It is not known whether the batch was published. A stream with a checkpoint, and a write with "
+                        "txnAppId and txnVersion, can be repeated safely. Any other write may send its rows twice"
+                    )
+                else:
                     raise
-                raise ServerFailed(
-                    f"{error}. The node that had it was lost, or it was too old. Nothing of the write was sent: do it "
-                    "again (a stream does its batch again when it is started again)",
-                    error.code,
-                    error.status,
-                ) from None
+                raise ServerFailed(f"{error}. {outcome}", error.code, error.status) from None
 
-    def forget(self, tokens: set[str]) -> None:
+    def forget(self, token: str, url: str | None) -> None:
         """Drop what was staged. A batch that was published stays so: its pieces are gone, and its mark is set."""
-        if self.options.exactly_once and tokens:
-            with contextlib.closing(Connection(self.options.where)) as connection, contextlib.suppress(ServerFailed):
-                for token in tokens:
-                    forget(connection, token)
+        if self.options.exactly_once:
+            where = replace(self.options.where, url=url)
+            with contextlib.closing(Connection(where)) as connection, contextlib.suppress(ServerFailed):
+                forget(connection, token)
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -109,7 +117,7 @@ class BatchSink(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
-        self._writing.forget({self._token})
+        self._writing.forget(self._token, self._writing.options.where.url)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -135,4 +143,5 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop what was staged, as far as a task could say where. The rest goes when the batch is done again."""
-        self._writing.forget({each.token for each in messages if isinstance(each, Written)})
+        for token, url in {(each.token, each.url) for each in messages if isinstance(each, Written)}:
+            self._writing.forget(token, url)

@@ -127,6 +127,16 @@ def test_a_batch_is_all_there_or_not_at_all_wherever_its_process_was_killed(tmp_
     pytest.fail("the landing never came to its end")
 
 
+def test_a_batch_may_have_more_directories_than_pyarrow_writes_by_default(tmp_path: Path) -> None:
+    table = pa.table({"id": range(1_025), "part": [f"p{number}" for number in range(1_025)]})
+    with Landing(tmp_path / "table").opened() as landing:
+        landing.land(table, "query", 0, ("part",))
+        assert len(landing.files()) == 1_025
+        landing.replace(table, [tmp_path / "table" / f"part=p{number}" for number in range(1_025)], ("part",))
+        assert len(landing.files()) == 1_025
+    assert sorted(ds.dataset(tmp_path / "table").to_table()["id"].to_pylist()) == list(range(1_025))
+
+
 def test_a_batch_waits_for_another_writer_of_its_directory_and_not_for_ever(tmp_path: Path) -> None:
     with Landing(tmp_path).opened():
         with pytest.raises(AlreadyRunning, match="another process writes to"), Landing(tmp_path).opened(0.05):

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.pipelines.landing import Landing
 from penstock.pipelines.ready.archives import read_archive
-from tests.compat.server import until
+from tests.compat.server import Server, until
 from tests.spark.running import Queues
 
 PATIENCE_S = 240
@@ -79,6 +79,20 @@ def test_what_is_wrong_is_one_message_and_a_status(
     told = process.communicate(timeout=PATIENCE_S)[0]
     assert (process.returncode, what in told) == (status, True), told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("queues", "what"), [(["--queue", "nosuch.dead"], "nosuch.dead"), ([], "which dead-letter queues")]
+)
+def test_a_redrive_of_nothing_is_refused_before_spark_starts(
+    queues: list[str], what: str, server: Server, tmp_path: Path
+) -> None:
+    arguments = command("redrive", "--url", f"http://127.0.0.1:{server.http_port}", *queues)
+    without_java = os.environ | {"JAVA_HOME": str(tmp_path)}
+    ended = subprocess.run(arguments, env=without_java, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode != 0
+    assert what in ended.stderr, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_every_ready_pipeline_has_help(tmp_path: Path) -> None:

@@ -57,6 +57,30 @@ def test_those_that_sql_chooses_go_back_where_they_came_from(
     assert ps.queue(dead).stats().channels["main"].ready == 8
 
 
+def test_what_went_back_is_not_counted_or_chosen_again(spark: Any, where: Where, ps: Any, queues: Queues) -> None:
+    """They died in one commit: what lies between others that stay can still be read by its offset."""
+    name = queues.create("orders", max_receives=1)
+    dead = f"{name}.dead"
+    ps.queue(name).send_many([b"order %d" % number for number in range(10)])
+    taken = queues.rest("POST", f"/v1/queues/{name}/receive", {"max": 10})["messages"]
+    queues.rest("POST", f"/v1/queues/{name}/release", {"receipts": [each["receipt"] for each in taken], "error": "no"})
+    for moved in (5, 0):
+        found = redrive(spark, where, [dead], predicate="value < 'order 5'", send=True)
+        assert (found.dead_letters, found.chosen, found.moved) == (5 + moved, moved, moved)
+        assert [(row["reason"], row["messages"]) for row in found.analysis["reasons"]] == [("no", 5 + moved)]
+        assert found.failed == []
+
+
+def test_dead_letters_that_somebody_holds_stay_and_that_is_said(spark: Any, where: Where, ps: Any, dead: str) -> None:
+    assert len(ps.queue(dead).receive(max=10)) == 10
+    found = redrive(spark, where, [dead], send=True)
+    assert (found.dead_letters, found.chosen, found.moved) == (10, 10, 0)
+    assert found.failed == [
+        f"{dead}: 10 were chosen, and none was moved: leased and delayed messages stay, and so do those without an "
+        "origin if there is no target (to)"
+    ]
+
+
 def test_they_can_go_elsewhere(spark: Any, where: Where, ps: Any, queues: Queues, dead: str) -> None:
     other = queues.create("other")
     assert redrive(spark, where, [dead], send=True, to=other).moved == 10

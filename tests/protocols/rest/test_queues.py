@@ -74,6 +74,8 @@ def test_a_field_that_is_wrong_is_named(http: httpx.Client, body: bytes, words: 
     [
         ({"lease": "long"}, "settings.lease is 'long': it must be a number of seconds from 0 to 43200"),
         ({"lease": True}, "settings.lease is True: it must be a number of seconds from 0 to 43200"),
+        ({"lease": -1e308}, "settings.lease is -1e+308: it must be a number of seconds from 0 to 43200"),
+        ({"retention": 1e308}, "settings.retention is 1e+308: it must be a number of seconds from 60 to 1209600"),
         ({"lease": 43201}, "settings.lease is 43201 seconds: it must be from 0 to 43200 seconds"),
         ({"retention": 1}, "settings.retention is 1 seconds: it must be from 60 to 1209600 seconds"),
         ({"max_receives": 1.5}, "settings.max_receives is 1.5: it must be a whole number from 0 to 1000"),

@@ -1,6 +1,7 @@
 """Redrive: dead letters are looked at, chosen by SQL, and sent back to where they came from.
 
-Spark reads them with their history, as anybody's Spark does. Here they are the view `dead_letters`:
+Spark reads them with their history, as anybody's Spark does. It also reads what is done but not removed yet: so the
+queue is asked what it still has, and the rest is left out. What stays is the view `dead_letters`:
 
     queue      string      the dead-letter queue
     sequence   bigint      its number there
@@ -51,6 +52,7 @@ MESSAGES_MAX = 1_000_000
 """How many go back in one run."""
 TOP = 20
 _LOOK_S = 1.0
+_PAGE_MESSAGES = 10_000
 
 ANALYSES = {
     "reasons": f"select regexp_replace(error, '[0-9]+', '#') as reason, count(*) as messages, min(failed_at) as first, "
@@ -76,6 +78,15 @@ class Redriven:
     """Why some of it did not work out."""
 
 
+def check_queues(where: Where, queues: Sequence[str]) -> None:
+    """Raise an error that says so, where there is none."""
+    if not queues:
+        raise InvalidRequest("say which dead-letter queues to look at, such as orders.dead")
+    with penstock.connect(str(where.url), token=where.token) as ps:
+        for queue in queues:
+            ps.queue(queue).stats()
+
+
 def redrive(
     spark: Any,
     where: Where,
@@ -93,13 +104,11 @@ def redrive(
     They go where they came from, or to the queue `to`; `rate` is how many a second at most. Without `send` nothing is
     moved, and `chosen` says how many would be. When `stop` is set, it ends; what was moved stays moved.
     """
-    if not queues:
-        raise InvalidRequest("say which dead-letter queues to look at, such as orders.dead")
+    check_queues(where, queues)
     with penstock.connect(str(where.url), token=where.token) as ps:
-        for queue in queues:
-            ps.queue(queue).stats()  # an error that says so, where there is none
         options = {**where.options(), "subscribe": ",".join(queues), "includeDeadLetters": "true"}
-        frame = spark.read.format("penstock").options(**options).load().selectExpr(*COLUMNS).cache()
+        read = spark.read.format("penstock").options(**options).load().selectExpr(*COLUMNS)
+        frame = read.join(_waiting(spark, ps, queues), ["queue", "sequence"], "left_semi").cache()
         frame.createOrReplaceTempView(VIEW)
         try:
             analysis = {name: [row.asDict() for row in spark.sql(asked).collect()] for name, asked in ANALYSES.items()}
@@ -109,6 +118,20 @@ def redrive(
             spark.catalog.dropTempView(VIEW)
             frame.unpersist()
         return _send(ps, found, chosen, to, rate, display, stop or threading.Event()) if send else found
+
+
+def _waiting(spark: Any, ps: Penstock, queues: Sequence[str]) -> Any:
+    """The messages that are still in these queues, as a table of `queue` and `sequence`."""
+    import pyarrow as pa
+
+    found: dict[str, list[Any]] = {"queue": [], "sequence": []}
+    for queue in dict.fromkeys(queues):
+        after = -1
+        while page := ps.queue(queue).browse(after=after, limit=_PAGE_MESSAGES):
+            found["queue"] += [queue] * len(page)
+            found["sequence"] += [each.sequence for each in page]
+            after = page[-1].sequence
+    return spark.createDataFrame(pa.table(found, pa.schema([("queue", pa.string()), ("sequence", pa.int64())])))
 
 
 def _choose(frame: Any, predicate: str | None) -> list[Any]:
@@ -142,8 +165,10 @@ def _send(
         moved += task.moved
         skipped += task.skipped
         if task.status == "done" and not task.moved:
-            text = f"{queue}: {len(sequences)} were chosen, and none was moved"
-            failed.append(f"{text}: without an origin they need a target (to)" if to is None else text)
+            failed.append(
+                f"{queue}: {len(sequences)} were chosen, and none was moved: leased and delayed messages stay, and so "
+                "do those without an origin if there is no target (to)"
+            )
         if task.status != "done":
             failed.append(f"{queue}: {task.status}" + (f": {task.error}" if task.error else ""))
         if stop.is_set():
