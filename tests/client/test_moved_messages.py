@@ -40,6 +40,7 @@ def _work(ps: penstock.Penstock) -> None:
     assert (back.id, back.text) == (first, "a")
     for life in (ps.find_message(first), queue.look_up(first), queue.look_up(back.sequence)):
         assert (life.queue, life.id, life.sequence, _states(life)) == ("rep", first, back.sequence, ["READY"])
+    assert (life.events[-1].what, life.events[-1].text) == ("sent", "brought back by a redrive")
     assert queue.reschedule_messages([first, second], delay=3_600) == 2
     assert [each.state for each in queue.browse()] == [State.DELAYED, State.DELAYED]
     assert queue.release_messages([first]) == 1
