@@ -209,7 +209,8 @@ function page(place: string | undefined, name: string | undefined, part: string 
     if (part === "messages") return <Messages key={name} name={name} />;
     if (part === "dead") return <DeadLetters key={name} name={name} />;
     if (part === "settings") return <Settings key={name} name={name} />;
-    return <Queue key={name} name={name} go={go} />;
+    if (!part) return <Queue key={name} name={name} go={go} />;
+    return <NoPage />;
   }
   if (place === "dead") return <AllDead />;
   if (place === "sessions") return <AllSessions />;
@@ -218,8 +219,18 @@ function page(place: string | undefined, name: string | undefined, part: string 
   if (place === "cluster") return <Cluster />;
   if (place === "lookup") return <Lookup />;
   if (place === "audit") return <Audit />;
-  return <Overview go={go} />;
+  if (!place || (place === "queues" && !name)) return <Overview go={go} />;
+  return <NoPage />;
 }
+
+const NoPage = () => (
+  <main>
+    <h1>There is no such page</h1>
+    <p>
+      Go to the <a href="#/">overview</a>.
+    </p>
+  </main>
+);
 
 /** Whether the stream is on, who looks, and which server this is. */
 function State() {

@@ -141,7 +141,7 @@ export function Messages({ name }: { name: string }) {
         <Button onClick={refresh} data-key="r">
           {isOld ? "Refresh: there is news" : "Refresh"}
         </Button>
-        {maySend && (
+        {queue.value && maySend && (
           <Button class="main" onClick={() => setDraft({ body: "", attributes: "" })} data-key="n">
             Send a message
           </Button>
@@ -404,6 +404,8 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
   const found = whole.value?.sequence === message.sequence ? whole.value : undefined;
   const here = found?.channels.find((each) => each.channel === channel);
   const data = useMemo(() => bodyBytes(message.body, message.encoding), [message]);
+  const isDone = message.state === "done";
+  const { value: now } = useLoaded(async () => (isDone ? ask("GET /v1/messages/{message}", { message: message.id }) : undefined), [message.id, isDone]);
   return (
     <aside class="one" aria-label={`Message ${message.sequence}`}>
       <header class="bar">
@@ -416,6 +418,11 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
         </Button>
       </header>
       <Trouble error={whole.error} />
+      {now && (now.queue !== queue || now.sequence !== message.sequence) && (
+        <p class="note">
+          It is done here, and goes on in <a href={`#/queues/${encodeURIComponent(now.queue)}/messages`}>{now.queue}</a> as message {now.sequence}.
+        </p>
+      )}
       <dl class="facts">
         <dt>Id</dt>
         <dd class="mono">{message.id}</dd>

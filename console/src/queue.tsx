@@ -25,7 +25,7 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
   return (
     <main>
       <QueueHeader name={name} at="queue">
-        {may("admin", name) && (
+        {found && may("admin", name) && (
           <>
             <Button onClick={() => setAsked({ kind: "purge" })}>Purge…</Button>
             <Button onClick={() => setAsked({ kind: "delete" })}>Delete…</Button>

@@ -31,3 +31,28 @@ test("a name that looks like an option is none, and no key press hides in a comm
   expect(command("queue", "purge", "-rf", "--url", "http://a")).toBe("penstock queue purge --url http://a -- -rf");
   expect(command("redrive", "a.dead", "--group=it \u001b[31m'x'\r")).toBe("penstock redrive a.dead $'--group=it \\u001b[31m\\'x\\'\\u000d'");
 });
+
+test("JSON is indented as it was sent: no number, name or text of it changes", () => {
+  const sent = '{"id": 12345678901234567890, "amount": 150.0, "a":1, "a":2, "t":"\\u00e9 {[,:]} \\"x\\\\", "e":[ ], "o":{}, "l":[1e400,-0.0,{"x":null}]}';
+  const shown = prettyJson(sent)!;
+  expect(shown.split("\n")).toEqual([
+    "{",
+    '  "id": 12345678901234567890,',
+    '  "amount": 150.0,',
+    '  "a": 1,',
+    '  "a": 2,',
+    '  "t": "\\u00e9 {[,:]} \\"x\\\\",',
+    '  "e": [],',
+    '  "o": {},',
+    '  "l": [',
+    "    1e400,",
+    "    -0.0,",
+    "    {",
+    '      "x": null',
+    "    }",
+    "  ]",
+    "}",
+  ]);
+  expect(prettyJson("[".repeat(9000) + "]".repeat(9000))).toBeNull();
+  expect(prettyJson(JSON.stringify(["x\\".repeat(100_000)]))).toContain("x\\\\x");
+});

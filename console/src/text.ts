@@ -63,15 +63,28 @@ export function hex(data: Uint8Array, most = 4096): string {
   return lines.join("\n");
 }
 
-/** JSON, indented; null when the text is none. */
+const JSON_TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|\[\s*\]|\{\s*\}|[[\]{},:]|[^\s"[\]{},:]+/g;
+const DEPTH_MAX = 100;
+/** JSON, indented, each of its tokens as it was sent; null when the text is none, or too deep to be read. */
 export function prettyJson(text: string): string | null {
   const start = text.trimStart()[0];
   if (start !== "{" && start !== "[") return null;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    JSON.parse(text); // what it gives has lost digits and repeated names
   } catch {
     return null;
   }
+  const shown: string[] = [];
+  let line = "\n";
+  for (const [token] of text.matchAll(JSON_TOKEN)) {
+    if (token === "[" || token === "{") shown.push(token, (line += "  "));
+    else if (token === "]" || token === "}") shown.push((line = line.slice(0, -2)), token);
+    else if (token === ",") shown.push(token, line);
+    else if (token === ":") shown.push(": ");
+    else shown.push(/^[[{]/.test(token) ? token[0]! + token.at(-1)! : token);
+    if (line.length > 2 * DEPTH_MAX) return null;
+  }
+  return shown.join("");
 }
 
 /** A word of a command line, as a POSIX shell needs it. */

@@ -90,7 +90,7 @@ def test_explain_says_that_a_message_is_done_while_its_neighbours_are_not(tmp_pa
         first, second = queue.send_many(["tea", "cake"])
         assert queue.delete_messages([first.id]) == 1
     told = _penstock("explain", first.id, data=tmp_path / "data")
-    assert told.stdout.endswith("It is done in every channel: acknowledged, or deleted.\n")
+    assert told.stdout.endswith("It is done in every channel: acknowledged, deleted, or moved to another queue.\n")
     assert told.returncode == 3
     assert _penstock("explain", second.id, data=tmp_path / "data").returncode == 0
 

@@ -28,6 +28,7 @@ from tests.pages.console import (
     shows,
     write,
 )
+from tests.protocols.rest.asking import done, receive, send
 from tests.protocols.rest.serving import Server
 from tests.server.serving import served
 
@@ -388,6 +389,35 @@ def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> Non
         life = " ".join(reads(page, ".life li"))
         assert "no such address" in life
         assert page.value("document.querySelector('.one .facts').innerText").count("mail, channel main") == 1
+
+
+def test_a_dead_message_is_done_here_and_the_page_says_where_it_went(browser: Browser, server: Server) -> None:
+    with server.client() as http:
+        done(http.post("/v1/queues", json={"name": "rep", "settings": {"max_receives": 1}}), 201)
+        send(http, "rep", '{"id": 12345678901234567890, "amount": 150.0, "a":1, "a":2}', "b")
+        (got,) = receive(http, "rep", max=1)
+        done(http.post("/v1/queues/rep/release", json={"receipt": got["receipt"], "error": "boom"}))
+    with browser.open(f"{server.url}/#/queues/rep/messages?state=done") as page:
+        page.until(f"{MESSAGES} === 1")
+        assert " ".join(reads(page, ".messages tbody td.roomy")) == "1 –"
+        page.value("document.querySelector('.messages tbody .link').click()")
+        shows(page, "It is done here, and goes on in rep.dead as message 0.")
+        shown = page.value("document.querySelector('pre.body').textContent")
+        assert shown == '{\n  "id": 12345678901234567890,\n  "amount": 150.0,\n  "a": 1,\n  "a": 2\n}'
+        width = page.value("document.querySelector('.messages td.start').clientWidth")
+        assert width > 200, width  # 25 characters
+
+
+def test_a_page_or_a_queue_that_is_not_there_says_so(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/nope") as page:
+        page.until("!!document.querySelector('.trouble')")
+        assert "nope" in reads(page, ".trouble")[0]
+        assert not offers(page, "Purge…") and not offers(page, "Delete…")
+        for path in ("foo/bar", "queues/orders/foo"):
+            page.value(f"location.hash = '#/{path}'")
+            shows(page, "There is no such page")
+        page.value("document.querySelector('main a').click()")
+        page.until("!!document.querySelector('.queues tbody tr')")
 
 
 def test_messages_are_downloaded_as_csv_json_and_arrow(browser: Browser, server: Server) -> None:

@@ -45,7 +45,7 @@ def explain(
     else:
         _print_life(life)
         if is_done:
-            print("\nIt is done in every channel: acknowledged, or deleted.")
+            print("\nIt is done in every channel: acknowledged, deleted, or moved to another queue.")
     if is_done:
         raise click.exceptions.Exit(Exit.NOTHING)
 

@@ -1347,6 +1347,11 @@ class Life(msgspec.Struct):
     """When it was to be delivered first, if it was sent with a delay."""
     channels: list[ChannelLife] = []
 
+    @property
+    def is_done(self) -> bool:
+        """Whether every channel is through with it. Then it may have been moved, and go on elsewhere under its id."""
+        return bool(self.channels) and all(each.state is State.DONE for each in self.channels)
+
 
 class LookUp(Command):
     """Messages by sequence number, with where each stands in every channel. Replies with a list of `Life`.

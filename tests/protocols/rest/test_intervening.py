@@ -233,3 +233,44 @@ def test_large_messages_are_looked_at_a_few_at_a_time(
     elsewhere = "f058b7b8-246f-4424-ac54-c584acaebd01"
     refused(http.get(f"/v1/queues/{name}/messages/{elsewhere}"), 404, "message_not_found")
     assert (sum(sizes), max(sizes) < 5 * 1024 * 1024) == (12_000_000, True)
+
+
+def _found_by_id(http: httpx.Client, queue: str, message: str, **query: Any) -> list[Any]:
+    found: list[Any] = done(http.get(f"/v1/queues/{queue}/search", params={"id": message, **query}))["messages"]
+    return found
+
+
+def _wait_for_redrive(http: httpx.Client, queue: str) -> None:
+    task = done(http.post("/v1/redrives", json={"queue": queue}), 201)["task"]
+    until = time.monotonic() + 20
+    while (found := done(http.get(f"/v1/redrives/{task}")))["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (found["status"], found["moved"]) == ("done", 1)
+
+
+def test_an_id_finds_its_message_wherever_it_went_while_a_neighbour_is_unfinished(
+    http: httpx.Client, name: str
+) -> None:
+    done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
+    first, second = _ids(http, name, "a", "b")
+    (got,) = receive(http, name, max=1)
+    done(http.post(f"/v1/queues/{name}/release", json={"receipt": got["receipt"], "error": "boom"}))
+    life = done(http.get(f"/v1/messages/{first}"))
+    assert (life["queue"], life["id"], life["channels"][0]["state"]) == (f"{name}.dead", first, "ready")
+    (seen,) = _found_by_id(http, name, first, states=["done"])
+    assert seen["state"] == "done" and "until" not in seen
+    assert _found_by_id(http, name, first) == []
+    assert _life(http, name, first)["channels"][0]["state"] == "done"
+    refused(http.delete(f"/v1/queues/{name}/messages/{first}"), 404, "message_not_found")
+    _wait_for_redrive(http, f"{name}.dead")
+    (seen,) = _found_by_id(http, name, first)
+    assert (seen["id"], seen["body"], seen["state"]) == (first, "a", "ready")
+    by_number = _life(http, name, seen["sequence"])
+    assert by_number == done(http.get(f"/v1/messages/{first}")) == _life(http, name, first)
+    assert (by_number["queue"], by_number["channels"][0]["state"]) == (name, "ready")
+    changed = done(http.post(f"/v1/queues/{name}/messages/reschedule", json={"ids": [first, second], "delay": 3600}))
+    assert changed == {"changed": 2, "missing": []}
+    assert done(http.delete(f"/v1/queues/{name}/messages/{first}"))["changed"] == 1
+    refused(http.delete(f"/v1/queues/{name}/messages/{first}"), 404, "message_not_found")
+    again = done(http.post(f"/v1/queues/{name}/messages/delete", json={"ids": [first, second]}))
+    assert again["changed"] == 1 and len(again["missing"]) == 1

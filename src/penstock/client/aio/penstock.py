@@ -23,9 +23,11 @@ from penstock.core.commands import (
     Damage,
     EndSession,
     Heartbeat,
+    Life,
     ListQueues,
     ListRedrives,
     ListSessions,
+    LookUp,
     NameQueue,
     OpenSession,
     RedriveTask,
@@ -35,7 +37,14 @@ from penstock.core.commands import (
     session_named,
 )
 from penstock.core.delivery.receipt import gone, no_message_id, open_message_id
-from penstock.core.errors import InvalidRequest, MessageNotFound, QueueNotFound, SessionNotFound, TaskNotFound
+from penstock.core.errors import (
+    AccessDenied,
+    InvalidRequest,
+    MessageNotFound,
+    QueueNotFound,
+    SessionNotFound,
+    TaskNotFound,
+)
 from penstock.core.queues.config import dead_letter_name
 
 
@@ -298,14 +307,16 @@ class AsyncPenstock:
             raise InvalidRequest(no_message_id(message_id))
         if name is None:
             raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never was")
-        try:
-            return await self.queue(name).look_up(opened[1])
-        except MessageNotFound:
-            info = await self.queue(name).info()
-        try:
-            return await self.queue(info.config.dead_letter or dead_letter_name(name)).look_up(message_id)
-        except (QueueNotFound, MessageNotFound):
-            raise MessageNotFound(gone(message_id, name, opened[1])) from None
+        found: list[Life] = await self._caller.call(LookUp(queue=name, sequences=[opened[1]]))
+        if found and not found[0].is_done:
+            return MessageLife(self._caller.identity, found[0])
+        info = await self.queue(name).info()
+        for place in (info.config.dead_letter or dead_letter_name(name), name):  # a redrive brings it back, renumbered
+            try:
+                return await self.queue(place).look_up(message_id)
+            except (AccessDenied, QueueNotFound, MessageNotFound):
+                continue
+        raise MessageNotFound(gone(message_id, name, opened[1]))
 
     @property
     def damage(self) -> list[Damage]:

@@ -79,12 +79,15 @@ from penstock.core.errors import (
     QueueNotFound,
 )
 from penstock.core.queues.attributes import Attributes, encode_attributes
+from penstock.core.queues.partition import sent_after
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
 """Every state but DONE."""
 
 
 _PAGE = 1_000
+LOOKED_AT_MAX = 100_000
+"""Messages that are looked at to find those that came back."""
 
 
 def sequences_of(caller: Caller, queue: str, messages: Iterable[str | int]) -> list[int]:
@@ -103,18 +106,48 @@ def sequences_of(caller: Caller, queue: str, messages: Iterable[str | int]) -> l
         own = {one: sequence_in(one, caller.identity.realm, info.queue_id) for one in wanted}
         found.update(sequence for sequence in own.values() if sequence is not None)
         wanted = {one for one, sequence in own.items() if sequence is None}
-        after = -1
-        while wanted:
-            page: list[Seen] = caller.call(Browse(queue=queue, after=after, limit=_PAGE))
-            if not page:
-                raise MessageNotFound(absent(min(wanted), queue))
-            for one in page:
-                message = PeekedMessage(caller.identity, info.queue_id, one)
-                if message.id in wanted:
-                    wanted.discard(message.id)
-                    found.add(message.sequence)
-            after = page[-1].sequence
+        found.update(_by_looking(caller, queue, info.queue_id, wanted))
+        if wanted:
+            raise MessageNotFound(absent(min(wanted), queue))
     return sorted(found)
+
+
+def came_back(caller: Caller, queue: str, ids: Iterable[str], channel: str = MAIN) -> list[int]:
+    """Where messages of a queue are now that a redrive brought back: they kept their ids, and got new numbers.
+
+    What is not found among the messages sent since is left out; at most `LOOKED_AT_MAX` are looked at.
+    """
+    info: QueueInfo = caller.call(DescribeQueue(name=queue))
+    wanted = set(ids)
+    numbers = [sequence_in(one, caller.identity.realm, info.queue_id) for one in wanted]
+    after = min((sent_after(number) for number in numbers if number is not None), default=-1)
+    return sorted(_by_looking(caller, queue, info.queue_id, wanted, channel, after, LOOKED_AT_MAX))
+
+
+def _by_looking(
+    caller: Caller,
+    queue: str,
+    queue_id: int,
+    wanted: set[str],
+    channel: str = MAIN,
+    after: int = -1,
+    count_max: int | None = None,
+) -> set[int]:
+    """The sequence numbers of messages that were moved here with their ids. What is found is no longer wanted."""
+    found: set[int] = set()
+    looked_at = 0
+    while wanted and (count_max is None or looked_at < count_max):
+        page: list[Seen] = caller.call(Browse(queue=queue, channel=channel, after=after, limit=_PAGE))
+        if not page:
+            break
+        for one in page:
+            message = PeekedMessage(caller.identity, queue_id, one)
+            if message.id in wanted:
+                wanted.discard(message.id)
+                found.add(message.sequence)
+        after = page[-1].sequence
+        looked_at += len(page)
+    return found
 
 
 class Receiver:
@@ -239,16 +272,16 @@ class Receiver:
         """
         (sequence,) = sequences_of(self._caller, self._queue, [message])
         found: list[Life] = self._caller.call(LookUp(queue=self._queue, sequences=[sequence]))
+        if isinstance(message, str) and not (found and not found[0].is_done):
+            for again in came_back(self._caller, self._queue, [message]):
+                found = self._caller.call(LookUp(queue=self._queue, sequences=[again]))
         if not found:
             raise MessageNotFound(absent(message, self._queue))
         return MessageLife(self._caller.identity, found[0])
 
     def delete_messages(self, messages: Iterable[str | int]) -> int:
         """Delete messages by id or sequence number, whoever holds them: a queue's in all channels. Returns how many."""
-        sequences = sequences_of(self._caller, self._queue, messages)
-        command = DeleteMessages(queue=self._queue, sequences=sequences, channel=self._deletes_in())
-        changed: Changed = self._caller.call(command)
-        return changed.count
+        return self._change(DeleteMessages(queue=self._queue, sequences=[], channel=self._deletes_in()), messages)
 
     def release_messages(self, messages: Iterable[str | int]) -> int:
         """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
@@ -263,12 +296,27 @@ class Receiver:
         return self._reschedule(messages, moment_ms(due, "due") or 0, length_ms(delay, "delay"))
 
     def _reschedule(self, messages: Iterable[str | int], due_ms: int, delay_ms: int | None = None) -> int:
-        sequences = sequences_of(self._caller, self._queue, messages)
         command = RescheduleMessages(
-            queue=self._queue, sequences=sequences, channel=self._channel, due_ms=due_ms, delay_ms=delay_ms
+            queue=self._queue, sequences=[], channel=self._channel, due_ms=due_ms, delay_ms=delay_ms
         )
+        return self._change(command, messages)
+
+    def _change(self, command: DeleteMessages | RescheduleMessages, messages: Iterable[str | int]) -> int:
+        """Change messages, and then those that a redrive has brought back under their ids."""
+        given = [messages] if isinstance(messages, str) else list(messages)
+        command.sequences = sequences_of(self._caller, self._queue, given)
         changed: Changed = self._caller.call(command)
-        return changed.count
+        count, done = changed.count, set(changed.missing)
+        if done and any(isinstance(one, str) for one in given):
+            info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))
+            ids = [one for one in given if isinstance(one, str)]
+            gone = [one for one in ids if sequence_in(one, self._caller.identity.realm, info.queue_id) in done]
+            again = came_back(self._caller, self._queue, gone, command.channel or MAIN)
+            if again:
+                command.sequences = again
+                changed = self._caller.call(command)
+                count += changed.count
+        return count
 
     def _deletes_in(self) -> str | None:
         return self._channel

@@ -97,8 +97,10 @@ def _events(life: Life) -> Iterator[LifeEvent]:
     else:
         yield LifeEvent(origin.sent_ms, "sent", origin.queue, None, None, "sent")
         yield from _failed(origin.queue, origin.channel, origin.failures, origin.sequence)
-        what: What = "dead" if origin.failures else "sent"
-        yield LifeEvent(life.sent_ms, what, life.queue, None, None, f"moved here from {origin.queue}")
+        is_back = origin.queue == life.queue
+        what: What = "dead" if origin.failures and not is_back else "sent"
+        text = "brought back by a redrive" if is_back else f"moved here from {origin.queue}"
+        yield LifeEvent(life.sent_ms, what, life.queue, None, None, text)
     for each in life.channels:
         yield from _failed(life.queue, each.channel, each.failures, life.sequence)
         if each.state is State.LEASED:

@@ -43,3 +43,12 @@ def partition_of(name: str, partitions: int) -> int:
     28
     """
     return (murmur2(name.encode()) & _POSITIVE) % partitions
+
+
+def sent_after(sequence: int) -> int:
+    """The number behind which all lie that were sent later: with several partitions, they can lie anywhere.
+
+    >>> sent_after(17), sent_after(1 << PARTITION_SHIFT | 17)
+    (17, -1)
+    """
+    return sequence if sequence < 1 << PARTITION_SHIFT else -1

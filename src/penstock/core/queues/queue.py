@@ -983,11 +983,18 @@ class Queue:
                 if contains is not None and contains not in chunk.body(index):
                     continue
                 found = self._seen(channel, key, chunk, index)
-                if found.state in states:
+                if found.state in states and not self._goes_on(found, channel):
                     seen.append(found)
                     if len(seen) == enough:
                         break
         return sorted(seen, key=_by_sequence)[:limit]
+
+    def _goes_on(self, seen: Seen, channel: Channel | None) -> bool:
+        """Whether what is done in this chunk waits for its next try in another one, where it is seen."""
+        if seen.state != State.DONE or channel is None:
+            return False
+        own = self._keys_at(self._own_log(channel, seen.sequence), seen.sequence)
+        return any(self._life_in(channel, each, seen.sequence).state != State.DONE for each in own)
 
     def _seen(self, channel: Channel | None, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
         priority = keys.lane_priority(key.lane)
@@ -1001,6 +1008,8 @@ class Queue:
                 return Seen(chunk, index, State.DELAYED, 0, chunk.due(index), [], priority)
             return self._seen_far(key, chunk, index)
         state, attempts, deadline_ms, failures = channel.state_of(key.base + index, key.lane)
+        if state == State.DONE:
+            deadline_ms = 0  # it is due no more
         return Seen(chunk, index, state, attempts, deadline_ms, failures, priority)
 
     def life(self, sequence: int) -> Life | None:

@@ -1,12 +1,14 @@
 """Single messages by their ids: their whole life, and what an operator does to them.
 
-An id says its queue and its sequence number. A dead letter keeps the id that it had where it failed: in its dead-letter
-queue it is found by looking, as far as `LOOKED_AT_MAX` messages.
+An id says its queue and its sequence number. A message that was moved keeps its id: in its dead-letter queue, and where
+a redrive brought it back, it is found by looking, as far as `LOOKED_AT_MAX` messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
 
 from penstock.core.commands import (
     MAIN,
@@ -21,12 +23,12 @@ from penstock.core.commands import (
     RescheduleMessages,
     Seen,
 )
-from penstock.core.delivery.receipt import absent, gone, no_message_id, open_message_id
+from penstock.core.delivery.receipt import absent, gone, no_message_id, open_message_id, sequence_in
 from penstock.core.delivery.states import State
 from penstock.core.errors import AccessDenied, MessageNotFound
 from penstock.core.queues.config import dead_letter_name
 from penstock.core.queues.origin import Origin
-from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT, sent_after
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import life_of, milliseconds
 from penstock.protocols.rest.masks import masks_of
@@ -114,16 +116,31 @@ async def sequences_of(resource: Resource, queue: str, ids: list[str]) -> dict[s
             found[text] = opened[1]
         else:
             wanted.add(text)
+    return found | await _by_looking(resource, queue, wanted)
+
+
+async def came_back(resource: Resource, queue: str, ids: list[str], channel: str = MAIN) -> dict[str, int]:
+    """Where messages of a queue are now that a redrive brought back, by their ids. What is not found is missing."""
+    queue_id, realm = resource.queue(queue).id, resource.broker.meta.realm
+    numbers = [sequence_in(text, realm, queue_id) for text in ids]
+    after = min((sent_after(number) for number in numbers if number is not None), default=-1)
+    return await _by_looking(resource, queue, set(ids), channel, after)
+
+
+async def _by_looking(
+    resource: Resource, queue: str, wanted: set[str], channel: str = MAIN, after: int = -1
+) -> dict[str, int]:
+    """Where messages are that were moved to a queue, by the ids that they kept."""
+    found: dict[str, int] = {}
     looked_at = 0
     if wanted:
-        async for seen in browsed(resource, queue, -1):
+        async for seen in browsed(resource, queue, after, channel=channel):
             for one in seen:
                 data = one.chunk.origin(one.index)
                 if data is not None and (text := Origin.decode(data).id) in wanted:
-                    wanted.discard(text)
                     found[text] = one.sequence
             looked_at += len(seen)
-            if not wanted or looked_at >= LOOKED_AT_MAX:
+            if len(found) == len(wanted) or looked_at >= LOOKED_AT_MAX:
                 break
     return found
 
@@ -146,20 +163,20 @@ class SingleMessages(Resource):
         if not caller.principal.may_see(name):  # nor may it be told its name
             raise AccessDenied(f"{caller.principal.name!r} has no right on the queue of this message")
         caller.need(name, LookUp)
-        found: list[Life] = []
-        if sequence <= SEQUENCE_MAX:
-            found = await self.shard.call(LookUp(queue=name, sequences=[sequence]))
-        if not found:
-            await self.shard.know(name)
+        await self.shard.know(name)
+        life = await self._life(name, sequence)
+        if life is None or life.is_done:
             target = self.queue(name).config.dead_letter or dead_letter_name(name)
             await self.shard.know(target)
-            if target in self.broker.queues and caller.principal.may(target, LookUp):
-                places = await sequences_of(self, target, [message])
-                if message in places:
-                    found = await self.shard.call(LookUp(queue=target, sequences=[places[message]]))
-        if not found:
+            for place in (target, name):  # a redrive brings it back, with a new number
+                if place in self.broker.queues and caller.principal.may(place, LookUp):
+                    places = await came_back(self, place, [message])
+                    if message in places:
+                        life = await self._life(place, places[message]) or life
+                        break
+        if life is None:
             raise MessageNotFound(gone(message, name, sequence))
-        return masks_of(self.services).hide(life_of(self.broker, found[0]))
+        return masks_of(self.services).hide(life_of(self.broker, life))
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
@@ -169,37 +186,42 @@ class SingleMessages(Resource):
         """
         caller.need(queue, LookUp)
         sequence = await self._sequence(queue, message)
-        found: list[Life] = await self.shard.call(LookUp(queue=queue, sequences=[sequence]))
-        if not found:
+        life = await self._life(queue, sequence)
+        if (life is None or life.is_done) and not _is_number(message):
+            again = await came_back(self, queue, [message])
+            if message in again:
+                life = await self._life(queue, again[message]) or life
+        if life is None:
             raise MessageNotFound(absent(message, queue))
-        return masks_of(self.services).hide(life_of(self.broker, found[0]))
+        return masks_of(self.services).hide(life_of(self.broker, life))
 
     @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
     async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:
         """Delete a message in every channel, whoever holds it."""
         caller.need(queue, DeleteMessages)
         sequence = await self._sequence(queue, message)
-        changed: Changed = await self.shard.call(caller.named(DeleteMessages(queue=queue, sequences=[sequence])))
+        ids = {} if _is_number(message) else {message: sequence}
+        changed = await self._changed(caller, DeleteMessages(queue=queue, sequences=[sequence]), ids)
         if changed.missing:
             raise MessageNotFound(absent(message, queue))
-        return ChangedMessages(changed=changed.count, missing=[])
+        return changed
 
     @operation("POST", "/v1/queues/{queue}/messages/delete", is_change=True)
     async def delete_messages(self, caller: Caller, queue: str, body: NamedMessages) -> ChangedMessages:
         """Delete messages by id or sequence number, in one channel or in all, whoever holds them."""
         caller.need(queue, DeleteMessages)
-        sequences, missing = await self._sequences(queue, body)
+        sequences, ids = await self._sequences(queue, body)
         command = DeleteMessages(queue=queue, sequences=sequences, channel=body.channel)
-        return await self._changed(caller, command, missing)
+        return await self._changed(caller, command, ids, body.ids or [])
 
     @operation("POST", "/v1/queues/{queue}/messages/release", is_change=True)
     async def release_named_messages(self, caller: Caller, queue: str, body: NamedMessagesIn) -> ChangedMessages:
         """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
         caller.need(queue, RescheduleMessages)
-        sequences, missing = await self._sequences(queue, body)
+        sequences, ids = await self._sequences(queue, body)
         error = f"released by {caller.principal.name}"
         command = RescheduleMessages(queue=queue, sequences=sequences, channel=body.channel, error=error)
-        return await self._changed(caller, command, missing)
+        return await self._changed(caller, command, ids, body.ids or [])
 
     @operation("POST", "/v1/queues/{queue}/messages/reschedule", is_change=True)
     async def reschedule_messages(self, caller: Caller, queue: str, body: NewSchedule) -> ChangedMessages:
@@ -208,33 +230,55 @@ class SingleMessages(Resource):
         if (body.due is None) == (body.delay is None):
             raise invalid("give either due or delay")
         due_ms, delay_ms = milliseconds(body.due, "due") or 0, milliseconds(body.delay, "delay")
-        sequences, missing = await self._sequences(queue, body)
+        sequences, ids = await self._sequences(queue, body)
         error = f"rescheduled by {caller.principal.name}"
         command = RescheduleMessages(
             queue=queue, sequences=sequences, channel=body.channel, due_ms=due_ms, error=error, delay_ms=delay_ms
         )
-        return await self._changed(caller, command, missing)
+        return await self._changed(caller, command, ids, body.ids or [])
+
+    async def _life(self, queue: str, sequence: int) -> Life | None:
+        if sequence > SEQUENCE_MAX:
+            return None
+        found: list[Life] = await self.shard.call(LookUp(queue=queue, sequences=[sequence]))
+        return found[0] if found else None
 
     async def _changed(
-        self, caller: Caller, command: DeleteMessages | RescheduleMessages, missing: list[str | int]
+        self,
+        caller: Caller,
+        command: DeleteMessages | RescheduleMessages,
+        places: dict[str, int],
+        ids: Sequence[str] = (),
     ) -> ChangedMessages:
+        """Change messages. What is done under the number in its id is looked for: a redrive may have brought it."""
+        missing: list[str | int] = [text for text in ids if text not in places]
         if not command.sequences:
             return ChangedMessages(changed=0, missing=missing)
         changed: Changed = await self.shard.call(caller.named(command))
-        return ChangedMessages(changed=changed.count, missing=[*missing, *changed.missing])
+        count, done = changed.count, set(changed.missing)
+        again: dict[str, int] = {}
+        if texts := [text for text, sequence in places.items() if sequence in done]:
+            again = await came_back(self, command.queue, texts, command.channel or MAIN)
+        if again:
+            done.difference_update(places[text] for text in again)
+            command = msgspec.structs.replace(command, sequences=sorted(again.values()))
+            changed = await self.shard.call(caller.named(command))
+            count += changed.count
+            done.update(changed.missing)
+        return ChangedMessages(changed=count, missing=[*missing, *sorted(done)])
 
-    async def _sequences(self, queue: str, named: NamedMessagesIn | NamedMessages) -> tuple[list[int], list[str | int]]:
-        """The sequence numbers of messages, and the ids that are not there."""
+    async def _sequences(self, queue: str, named: NamedMessagesIn | NamedMessages) -> tuple[list[int], dict[str, int]]:
+        """The sequence numbers of messages, and of which id each is, if ids are given."""
         if (named.ids is None) == (named.sequences is None):
             raise invalid("give either ids or sequences")
         if named.sequences is not None:
-            return named.sequences, []
+            return named.sequences, {}
         assert named.ids is not None
         found = await sequences_of(self, queue, named.ids)
-        return sorted(found.values()), [text for text in named.ids if text not in found]
+        return sorted(found.values()), found
 
     async def _sequence(self, queue: str, message: str) -> int:
-        if message.isascii() and message.isdigit() and len(message) < 20:
+        if _is_number(message):
             return int(message)
         if open_message_id(0, message) is None:
             raise invalid(no_message_id(message))
@@ -242,3 +286,7 @@ class SingleMessages(Resource):
         if sequence is None or sequence > SEQUENCE_MAX:
             raise MessageNotFound(absent(message, queue))
         return sequence
+
+
+def _is_number(message: str) -> bool:
+    return message.isascii() and message.isdigit() and len(message) < 20

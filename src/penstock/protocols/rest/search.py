@@ -24,7 +24,7 @@ from penstock.core.queues.attributes import decode_attributes
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import decode_text, milliseconds, seen_message
-from penstock.protocols.rest.intervening import sequences_of
+from penstock.protocols.rest.intervening import came_back, sequences_of
 from penstock.protocols.rest.masks import masks_of
 from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
 from penstock.protocols.rest.problems import invalid
@@ -123,11 +123,20 @@ class Searching(Resource):
             if query.id not in places:
                 return [], 0, None
             sequence = places[query.id]
+        seen = await self._at(queue, query.channel, sequence)
+        if not query.id.isdecimal() and not (seen and seen[0].state is not State.DONE):
+            again = await came_back(self, queue, [query.id], query.channel)
+            if query.id in again:
+                seen = await self._at(queue, query.channel, again[query.id])
+        states, fits = _states(query), _filter(query)
+        return [one for one in seen if one.state in states and fits(one)], 1, None
+
+    async def _at(self, queue: str, channel: str, sequence: int) -> list[Seen]:
         command = Browse(
-            queue=queue, channel=query.channel, after=sequence - 1, limit=1, states=_states(query), end=sequence + 1
+            queue=queue, channel=channel, after=sequence - 1, limit=1, states=tuple(State), end=sequence + 1
         )
         seen: list[Seen] = await self.shard.call(command)
-        return [one for one in seen if _filter(query)(one)], 1, None
+        return seen
 
     async def _search(self, queue: str, query: SearchQuery) -> tuple[list[Seen], int, int | None]:
         fits, states = _filter(query), _states(query)
