@@ -83,7 +83,7 @@ def validate(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Check a definition, and say what it does. Only --analyse needs Spark."""
+    """Check a definition, and say what it does. Only --analyse starts Spark."""
     pipeline = _load(file)
     if analyse:
         with _session(pipeline, None, master, {}) as (spark, state):
@@ -191,7 +191,7 @@ def status(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Needs no Spark."""
+    """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Starts no Spark."""
     from penstock.pipelines.checkpoints import State, state_directory, status_of
     from penstock.pipelines.locations import store_errors
 
