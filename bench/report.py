@@ -211,7 +211,9 @@ def _measured(header: list[str], row: list[str], place: int) -> str:
     what = rest.partition(") ")[2] or header[column].removeprefix("ratio").strip()
     if what:
         return f"{value} ({what})"
-    other = next(name for name, cell in zip(header[1:], row[1:], strict=True) if name != "Penstock" and cell[0].isdigit())
+    other = next(
+        name for name, cell in zip(header[1:], row[1:], strict=True) if name != "Penstock" and cell[0].isdigit()
+    )
     other = other.removesuffix(", messages/s")
     return f"{value} times that of {'the ' if other.islower() else ''}{other}"
 
