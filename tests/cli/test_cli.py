@@ -201,9 +201,9 @@ def test_a_failure_in_the_middle_of_a_file_says_how_much_was_sent(shell: Shell, 
     assert shell.json("stats", "orders")[0]["ready"] == 2_500
 
 
-def test_a_missing_file_is_one_line_and_status_1(shell: Shell, tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line_and_wrong_usage(shell: Shell, tmp_path: Path) -> None:
     ended = shell.ended("send", "orders", "--file", str(tmp_path / "nowhere"))
-    assert (ended.status, len(ended.err.splitlines())) == (Exit.FAILED, 1)
+    assert (ended.status, len(ended.err.splitlines())) == (Exit.USAGE, 1)
     assert "nowhere" in ended.err
 
 

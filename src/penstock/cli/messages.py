@@ -149,7 +149,7 @@ def _put(pieces: Pieces) -> Iterator[int]:
         yield out
 
 
-def _append(file: io.FileIO, data: bytes, count: int) -> Iterator[int]:
+def _append(file: BinaryIO, data: bytes, count: int) -> Iterator[int]:
     """Write to a file, and have it on the disk."""
     size = os.fstat(file.fileno()).st_size
     left = memoryview(data)
