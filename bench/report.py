@@ -209,7 +209,13 @@ def _measured(header: list[str], row: list[str], place: int) -> str:
     column = header.index(named) if named else ratios[0] if "processor" in header[ratios[-1]] else ratios[-1]
     value, _, rest = row[column].partition(" (")
     what = rest.partition(") ")[2] or header[column].removeprefix("ratio").strip()
-    return f"{value} ({what})" if what else f"{value} times"
+    if what:
+        return f"{value} ({what})"
+    other = next(
+        name for name, cell in zip(header[1:], row[1:], strict=True) if name != "Penstock" and cell[0].isdigit()
+    )
+    other = other.removesuffix(", messages/s")
+    return f"{value} times that of {'the ' if other.islower() else ''}{other}"
 
 
 def page(history: str) -> str:

@@ -353,7 +353,7 @@ def _commands(path: tuple[str, ...], command: click.Command) -> Iterator[tuple[t
 
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
-    context = click.Context(command, info_name=" ".join(path), terminal_width=110, max_content_width=110)
+    context = click.Context(command, info_name=" ".join(path), terminal_width=110, **command.context_settings)
     return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
 
 

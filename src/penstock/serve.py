@@ -7,9 +7,8 @@ What they run is in `penstock.assembly` and `protocols/lookup`; flags are declar
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -84,7 +83,7 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
     from penstock.server.settings import InvalidSettings
     from penstock.server.sources import gathered
 
-    with refusals_told("server", flags):
+    with refusals_told(flags, _serve_flags):
         read_again = partial(gathered, config, os.environ, flags, _serve_flags())
         chosen = read_again()
         chosen.check()
@@ -111,7 +110,7 @@ def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupF
     """Tell NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server.sources import gathered
 
-    with refusals_told("lookup", flags):
+    with refusals_told(flags, _lookup_flags):
         chosen = gathered(config, os.environ, flags, _lookup_flags())
         chosen.lookup.check()
         from penstock import __version__, process
@@ -122,13 +121,14 @@ def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupF
 
 
 @contextmanager
-def refusals_told(section: str, given: Mapping[str, Any]) -> Iterator[None]:
+def refusals_told(flags: Mapping[str, Any], places: Callable[[], Mapping[str, Place]]) -> Iterator[None]:
     """What keeps a server from starting is one line, and the status of wrong usage, unless waiting may help.
 
-    What is wrong with a flag is said of the flag, and not of the line of penstock.toml that it stands for.
+    What is wrong with a flag or a variable is said of it, and not of the line of penstock.toml that it stands for.
     """
     from penstock.cli.exits import Exit, exit_of
     from penstock.server.settings import InvalidSettings
+    from penstock.server.sources import as_given
 
     try:
         yield
@@ -138,9 +138,8 @@ def refusals_told(section: str, given: Mapping[str, Any]) -> Iterator[None]:
             from penstock.store.lock import ADVICE
 
             text = text.replace(ADVICE, "Stop that process, or serve another directory: --data.")
-        for name, value in given.items() if isinstance(error, InvalidSettings) else ():
-            if value is not None:
-                text = re.sub(rf"(?:\[{section}\] )?(?<!-)\b{name}(?= is )", f"--{name.replace('_', '-')}", text)
+        if isinstance(error, InvalidSettings):
+            text = as_given(text, os.environ, flags, places())
         print(f"penstock: {text}", file=sys.stderr)
         status = exit_of(error)
         raise SystemExit(status if status == Exit.UNREACHABLE else Exit.USAGE) from None

@@ -201,9 +201,9 @@ def test_a_failure_in_the_middle_of_a_file_says_how_much_was_sent(shell: Shell, 
     assert shell.json("stats", "orders")[0]["ready"] == 2_500
 
 
-def test_a_missing_file_is_one_line_and_status_1(shell: Shell, tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line_and_wrong_usage(shell: Shell, tmp_path: Path) -> None:
     ended = shell.ended("send", "orders", "--file", str(tmp_path / "nowhere"))
-    assert (ended.status, len(ended.err.splitlines())) == (Exit.FAILED, 1)
+    assert (ended.status, len(ended.err.splitlines())) == (Exit.USAGE, 1)
     assert "nowhere" in ended.err
 
 
@@ -285,7 +285,7 @@ def test_a_channel_is_received_from_and_must_be_there(shell: Shell) -> None:
     assert bodies(shell.json("receive", "orders", "--channel", "audit")) == ["tea"]
     assert bodies(shell.json("receive", "orders")) == ["tea"]
     ended = shell.ended("receive", "orders", "--channel", "adit")
-    assert (ended.status, "channel create orders adit" in ended.err) == (Exit.NOTHING, True)
+    assert (ended.status, "penstock channel list orders" in ended.err) == (Exit.NOTHING, True)
 
 
 def test_peeking_takes_nothing_and_finds_text(shell: Shell) -> None:
@@ -350,7 +350,7 @@ REFUSALS = {
     "it",
     "queue configure there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
     "receive there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
-    "receive there --wait -3": "--wait is -3.0: give seconds, 0 or more",
+    "receive there --wait -3": "--wait is -3: give seconds, 0 or more",
     "send there x --delay 5000000000": "--delay is 5000000000 seconds: it must be from 0 to 3162240000 seconds",
 }
 
@@ -766,9 +766,15 @@ MISTAKES = {
     "receive orders --max 0": "0 is less than 1",
     "send orders tea --priority 10": "10 is not from 0 to 9",
     "queue create orders --kind fifo": "Did you mean '--fifo'?",
+    "queue configure orders --kind fifo": "'--kind' is chosen when the queue is created, and stays",
+    "queue create orders --tags foo": """--tags is 'foo': it must be texts by name, as in {"team": "sales"}""",
+    "send z.fifo a": "needs a group (--group) and a dedup id (--dedup-id, unless the queue has content_dedup)",
+    "send orders a --delay -1": "--delay is -1: give seconds, 0 or more",
     "queue create bad/name": "because of '/': use 1 to 128 letters",
     "queue create orders --backoff linear": "the shapes are none, fixed, linear, exponential",
-    "send orders --file missing": "penstock: missing: No such file or directory",
+    "send orders --file missing": "Invalid value for --file: missing: No such file or directory. `penstock send",
+    "import new missing": "Invalid value for FILE: missing: No such file or directory",
+    "pipeline run arkive": "there is no file 'arkive', and no ready pipeline of that name. Did you mean 'archive'?",
     "message reschedule orders 17": "Missing option '--delay'.",
     "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
     "receive orders --url http://localhost:9325/v1": "write penstock://host:9325 or http://host:9325, and no path",
@@ -782,6 +788,48 @@ def test_a_mistake_is_answered_with_what_to_do(line: str, tmp_path: Path, monkey
     assert ended.status in (Exit.USAGE, Exit.FAILED)
     assert len(ended.err.splitlines()) == 1
     assert MISTAKES[line] in ended.err
+
+
+def test_errors_say_which_command_helps(shell: Shell) -> None:
+    shell("queue", "create", "orders", "--lease", "5")
+    shell("send", "orders", "tea")
+    advice = {
+        "queue create orders --lease 6": "different: lease. `penstock queue configure` changes them",
+        "queue delete nope": "check the name. `penstock queue list` lists the queues",
+        "queue purge nope": "`penstock queue list` lists the queues",
+        "queue configure nope --lease 5": "`penstock queue list` lists the queues",
+        "channel delete orders x": "`penstock channel list orders` lists its channels",
+        "redrive orders": "With --to QUEUE, messages of any queue can be moved",
+        "session end nope": "session 'nope' is no id of a session: they look like 0-17, see `penstock session list`",
+        "receive orders --output no/where": "Invalid value for --output: no/where: No such file or directory. "
+        "`penstock receive --help` says more",
+    }
+    for line, text in advice.items():
+        ended = shell.ended(*line.split())
+        assert ended.status != Exit.OK and ended.err.removesuffix(".\n").removesuffix("\n").endswith(text), ended.err
+
+
+def test_a_file_that_cannot_be_written_is_wrong_usage(shell: Shell, directory: Path) -> None:
+    shell("send", "orders", "tea")
+    ended = run("export", str(directory), "--output", "no/where")
+    assert (ended.status, "Invalid value for --output: no/where: No such file" in ended.err) == (Exit.USAGE, True)
+    assert shell.ended("receive", "orders", "--output", "no/where").status == Exit.USAGE
+    assert bodies(shell.json("receive", "orders")) == ["tea"]
+
+
+def test_what_is_not_installed_is_a_failure_and_no_wrong_usage(directory: Path, tmp_path: Path) -> None:
+    for module in ("sqlalchemy", "pyspark"):
+        (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}')")
+    python_path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    for line in ("outbox status --database sqlite:///x", "sql select"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock", *line.split()],
+            env=os.environ | {"PYTHONPATH": python_path, "PENSTOCK_DATA": str(directory)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, "pip install 'penstock[" in ended.stderr) == (Exit.FAILED, True), ended.stderr
 
 
 def test_a_file_is_no_data_directory(tmp_path: Path) -> None:

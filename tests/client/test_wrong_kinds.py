@@ -127,6 +127,20 @@ def test_the_wrong_kind_is_refused_and_nobody_is_the_worse_for_it(ps: Any, call:
     assert ps.redrives() == redrives
 
 
+def test_it_is_named_as_the_caller_has_named_it(ps: Any) -> None:
+    queue = ps.create_queue("orders")
+    said: dict[str, Callable[[], Any]] = {
+        "max is 0: it must be at least 1": lambda: queue.receive(max=0),
+        "max is -1: it must be at least 1": lambda: queue.consumer("reader").read(-1),
+        "max is '5': it must be a whole number": lambda: queue.receive_batch("5"),
+        "priority is 'high': it must be a whole number": lambda: queue.send(b"a", priority="high"),
+    }
+    for words, call in said.items():
+        with pytest.raises(penstock.InvalidRequest) as refused:
+            call()
+        assert str(refused.value) == words
+
+
 @pytest.mark.parametrize("kind", [str, bytes, bytearray, memoryview])
 def test_whatever_may_be_a_body_may_be_searched_for(ps: Any, kind: Any) -> None:
     ps.queue("orders").send_many([b"tea", b"cake"])

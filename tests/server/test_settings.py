@@ -127,6 +127,12 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
         ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
         ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
         ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
+        ("[[queues]]\nname = 'a'\n[[queues]]\nlease = 1", r"\[\[queues\]\] number 2 has no 'name': it needs one"),
+        ("[[credentials]]\ntoken = 't'", r"\[\[credentials\]\] number 1 has no 'access_key': it needs one"),
+        (
+            "[[credentials]]\naccess_key = 'a'\n[[credentials.allow]]\nqueues = 'q'",
+            r"\[\[credentials.allow\]\] number 1 has no 'rights': it needs one",
+        ),
         (
             "[[credentials]]\naccess_key='a'\nsecret_key='b'\n[[credentials.allow]]\nright=['read']",
             r"\[\[credentials.allow\]\] has no key 'right', perhaps 'rights'",
@@ -136,7 +142,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
             r"penstock.toml: \[server\] sqs_port is 'x': it must be a whole number from 0 to 65535",
         ),
         ("[sqs]\nlimits = 'loose'", r"\[sqs\] limits is 'loose': it must be aws, strict or relaxed"),
-        ("[[credentials]]\nsecret_key = 'b'", "missing required field `access_key`"),
+        ("[[credentials]]\nsecret_key = 'b'", r"\[\[credentials\]\] number 1 has no 'access_key'"),
         ("server = 3", "Expected `object`, got `int`"),
         ("[server\n", "is not TOML"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,40 @@ def test_a_bad_variable_is_refused_by_its_name(variable: str, text: str, words: 
     assert str(refused.value) == words
 
 
+@pytest.mark.parametrize(
+    ("text", "variables", "flags", "words"),
+    [
+        ("", {"PENSTOCK_SQS_ACCOUNT": "12"}, (), "PENSTOCK_SQS_ACCOUNT is '12': an account has 12 digits"),
+        ("[sqs]\naccount = '12'", {}, (), "[sqs] account is '12': an account has 12 digits"),
+        ("", {"PENSTOCK_NSQ_LOOKUP": "a"}, ("--lookup", "b"), "--lookup is 'b': give HOST:PORT"),
+        ("", {}, ("--host", "a..b"), "--host is 'a..b', which is no address of this machine"),
+        ("[server]\nsqs_port = 'many'", {}, ("--sqs-port", "0"), "penstock.toml: [server] sqs_port is 'many': it must"),
+        (
+            "[server]\nsqs_port = 0",
+            {"PENSTOCK_SQS_PORT": "x"},
+            ("--sqs-port", "0"),
+            "PENSTOCK_SQS_PORT is 'x': it must",
+        ),
+        ("[server]\nsqs_port = 0", {}, ("--sqs-port", "x"), "--sqs-port is 'x': it must"),
+        (
+            "[server]\ntls_certificate = 'no.pem'\ntls_key = 'no.key'",
+            {"PENSTOCK_TLS_CERTIFICATE": __file__},
+            ("--sqs-port", "0", "--http-port", "0", "--nsq-tcp-port", "0", "--nsq-http-port", "0"),
+            "[server] tls_key: no.key cannot be read: No such file or directory",
+        ),
+    ],
+)
+def test_the_command_names_what_held_the_bad_value(
+    tmp_path: Path, text: str, variables: dict[str, str], flags: tuple[str, ...], words: str
+) -> None:
+    file(tmp_path, text)
+    command = [sys.executable, "-m", "penstock", "serve", "--data", ":memory:", "--config", "penstock.toml", *flags]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2 and ended.stderr.startswith(f"penstock: {words}"), ended.stderr
+
+
 def test_no_two_settings_share_a_variable_or_a_flag() -> None:
     settings = [(section, each) for section, struct in SECTIONS.items() for each in declared(struct)]
     without = {("kafka", name) for name in ("properties", "properties_env", "properties_file", "topic_properties")}
@@ -130,6 +165,9 @@ def test_a_mistyped_credential_is_told_too() -> None:
 def test_a_mistyped_variable_is_told_with_the_one_that_is_meant() -> None:
     told = list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_TOKEN": "t", "PATH": "/bin"}, Settings()))
     assert told == ["PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant"]
+    assert list(
+        unknown_variables({"PENSTOCK_HTPP_PORT": "1", "PENSTOCK_MAIL_PORT": "tcp://10.0.0.1:25"}, Settings())
+    ) == ["PENSTOCK_HTPP_PORT is no setting, perhaps PENSTOCK_HTTP_PORT is meant"]
 
 
 def test_a_variable_that_the_settings_name_is_known() -> None:

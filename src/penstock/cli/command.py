@@ -97,10 +97,15 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = _CALLED_HERE.get(error.option_name)
-            if meant is None or not any(meant in each.opts for each in self.params):
+            name, meant = error.option_name, _CALLED_HERE.get(error.option_name)
+            if meant is not None and any(meant in each.opts for each in self.params):
+                raise click.UsageError(f"No such option {name!r}. Did you mean {meant!r}?", ctx) from None
+            from penstock.core.queues.config import SETTINGS
+
+            setting = SETTINGS.get(name.strip("-").replace("-", "_"))
+            if setting is None or not setting.setting.for_life:
                 raise
-            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant!r}?", ctx) from None
+            raise click.UsageError(f"{name!r} is chosen when the queue is created, and stays", ctx) from None
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, TextIO, cast
 
 import click
 
@@ -186,6 +187,21 @@ def is_expected(error: BaseException) -> bool:
     from penstock.core.errors import PenstockError
 
     return isinstance(error, PenstockError | OSError)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def open_given(path: Path, mode: str, said: str, buffering: int = -1) -> BinaryIO:
+    """Open a file that the command line names. If that fails, the command line is wrong; `said` is the option."""
+    try:
+        return cast(BinaryIO, path.open(mode, buffering))
+    except OSError as error:
+        raise not_opened(path, error, said) from None
+
+
+def not_opened(path: Path, error: OSError, said: str) -> click.BadParameter:
+    return click.BadParameter(f"{path}: {error.strerror}", param_hint=said)
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

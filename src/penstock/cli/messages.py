@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
 import click
 
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit, ReaderGone, drop_output
+from penstock.cli.exits import Exit, ReaderGone, drop_output, open_given
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.store import on_store
 from penstock.core.errors import InvalidRequest
@@ -127,7 +127,7 @@ def writer(output: Path | None, *, as_json: bool, raw: bool, end: bytes, title: 
         yield lambda rows, bodies: _put(pieces(rows, bodies))
         return
     pieces = _json if as_json else _bodies(end)
-    with output.open("ab", buffering=0) as file:
+    with open_given(output, "ab", "--output", buffering=0) as file:
         yield lambda rows, bodies: _append(file, b"".join(piece for piece, _ in pieces(rows, bodies)), len(bodies))
 
 
@@ -149,7 +149,7 @@ def _put(pieces: Pieces) -> Iterator[int]:
         yield out
 
 
-def _append(file: io.FileIO, data: bytes, count: int) -> Iterator[int]:
+def _append(file: BinaryIO, data: bytes, count: int) -> Iterator[int]:
     """Write to a file, and have it on the disk."""
     size = os.fstat(file.fileno()).st_size
     left = memoryview(data)
@@ -417,7 +417,7 @@ def existing(place: Penstock | Session, queue: str, channel: str) -> Channel:
 
     handle = place.queue(queue)
     if channel not in handle.info().channels:
-        hint = f"`penstock channel create {queue} {channel}` makes one"
+        hint = f"`penstock channel list {queue}` lists its channels"
         raise penstock.ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: {hint}")
     return handle.channel(channel)
 
@@ -580,7 +580,7 @@ def cut(stream: BinaryIO, separator: bytes, piece_bytes: int = _PIECE_BYTES) -> 
 def opened(path: Path) -> Iterator[BinaryIO]:
     """A file, or standard input."""
     if path != STDIN:
-        with path.open("rb") as stream:
+        with open_given(path, "rb", "--file") as stream:
             yield stream
         return
     if sys.stdin is None:

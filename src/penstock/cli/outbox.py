@@ -13,6 +13,7 @@ import click
 from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.store import Data, Token, Url, opened
+from penstock.core.errors import PenstockError, StoreError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -132,8 +133,7 @@ def _outbox(
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError:
-        raise click.BadParameter("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
-    from penstock.core.errors import StoreError
+        raise PenstockError("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
     from penstock.outbox import Outbox
 
     try:
@@ -159,4 +159,4 @@ def _engine(named: str, must_exist: bool) -> Engine:
                 raise click.BadParameter(f"there is no file {file}", param_hint="--database")
         return create_engine(url)
     except ModuleNotFoundError as error:
-        raise click.BadParameter(f"{error}: install the driver of this database") from None
+        raise PenstockError(f"{error}: install the driver of this database") from None

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,10 @@ class RunCommand(Command):
             if args[0] in commands.functions:
                 ready = commands.functions[args[0]]()
                 return ready.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+            close = get_close_matches(args[0], commands.functions, 1)
+            if close and not Path(args[0]).exists():
+                text = f"there is no file {args[0]!r}, and no ready pipeline of that name. Did you mean {close[0]!r}?"
+                raise click.UsageError(text, parent)
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -83,7 +88,7 @@ def validate(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Check a definition, and say what it does. Only --analyse needs Spark."""
+    """Check a definition, and say what it does. Only --analyse starts Spark."""
     pipeline = _load(file)
     if analyse:
         with _session(pipeline, None, master, {}) as (spark, state):
@@ -191,7 +196,7 @@ def status(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Needs no Spark."""
+    """Show the state of a pipeline: whether it runs, its last batches, and how far behind it is. Starts no Spark."""
     from penstock.pipelines.checkpoints import State, state_directory, status_of
     from penstock.pipelines.locations import store_errors
 

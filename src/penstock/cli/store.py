@@ -54,8 +54,18 @@ Token = Annotated[
     ),
 ]
 
-_ARGUMENTS = ("queue", "queues", "channel", "consumer", "bodies", "receipts", "offset")
+_ARGUMENTS = ("queue", "queues", "channel", "consumer", "session", "bodies", "receipts", "offset")
 """Of these, some are given without a flag."""
+_SAID_HERE = {
+    "set allow_rewind": "give --allow-rewind",
+    "see sessions()": "see `penstock session list`",
+    "needs a group": "needs a group (--group)",
+    "a dedup id (unless": "a dedup id (--dedup-id, unless",
+    "Change the settings of the queue instead of creating it": "`penstock queue configure` changes them",
+    "With a target,": "With --to QUEUE,",
+    "Creating a queue, or sending to it, makes it": "`penstock queue list` lists the queues",
+}
+"""What errors advise, as the command line says it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,18 +95,23 @@ def on_store(
 
 @contextmanager
 def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
-    """A refused value is named as it was given: `--max-receives`, and not `max_receives`."""
+    """What is wrong is named as it was given: `--max-receives`, and not `max_receives`. So is what to do."""
     try:
         yield
     except Exception as error:
-        from penstock.core.errors import InvalidRequest, RewindRefused
+        from penstock.core.errors import InvalidRequest, PenstockError
 
-        if isinstance(error, RewindRefused):
-            raise RewindRefused(str(error).replace("set allow_rewind", "give --allow-rewind")) from None
-        name = re.split("[ :.]", str(error), maxsplit=1)[0]
-        if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
+        if not isinstance(error, PenstockError):
             raise
-        raise type(error)(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
+        text = str(error)
+        name = re.split("[ :.]", text, maxsplit=1)[0]
+        if isinstance(error, InvalidRequest) and options.get(name) is not None and name not in _ARGUMENTS:
+            text = f"--{name.replace('_', '-')}{text.removeprefix(name)}"
+        for said, here in _SAID_HERE.items():
+            text = text.replace(said, here)
+        if text == str(error):
+            raise
+        raise type(error)(text) from None
 
 
 def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None:

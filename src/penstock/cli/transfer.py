@@ -18,10 +18,10 @@ import click
 
 from penstock import __version__
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit
+from penstock.cli.exits import Exit, not_opened, open_given
 from penstock.cli.output import AsJson, counted, print_done, progress
 from penstock.cli.store import Token, opened
-from penstock.core.errors import NotFound
+from penstock.core.errors import NotFound, PenstockError
 from penstock.store.layout import FILE_MODE
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _writer(format: Format, file: BinaryIO, head: Head, lines: list[QueueLine]) 
     try:
         from penstock.transfer.arrow_file import ArrowFile
     except ImportError:
-        raise click.BadParameter("needs pyarrow: install penstock[arrow]", param_hint="--format arrow") from None
+        raise PenstockError("--format arrow needs pyarrow: pip install 'penstock[arrow]'") from None
     return ArrowFile(file, head, lines)
 
 
@@ -122,7 +122,10 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     partial = output.with_name(f"{output.name}.{uuid.uuid4().hex[:12]}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise not_opened(output, error, "--output") from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -153,14 +156,13 @@ def import_queues(
 
     penstock export old | penstock import http://host:9325
     """
-    from penstock.core.errors import PenstockError
     from penstock.transfer.importing import Import, check_export, read_export
 
     place = place_of(target)
     data, url = (place, None) if isinstance(place, Path) else (None, place)
     if data is not None and data.is_file():
         raise click.BadParameter(f"{data} is a file: name a data directory or a server first", param_hint="TARGET")
-    with _input(file) as (path, name), path.open("rb") as stream:
+    with _input(file) as (path, name), open_given(path, "rb", "FILE") as stream:
         checked = check_export(read_export(stream, name, path))
         with opened(data, url, token, creates=True) as ps, progress(f"importing {name}") as show:
             into = _into(place, ps._caller, token)

@@ -424,6 +424,15 @@ class RunView:
 Body = bytes | bytearray | memoryview | str
 
 
+def most(max: int) -> int:
+    """The argument `max` of a receive, if it is one."""
+    if not isinstance(max, int) or isinstance(max, bool):
+        raise InvalidRequest(f"max is {max!r}: it must be a whole number")
+    if max < 1:
+        raise InvalidRequest(f"max is {max}: it must be at least 1")
+    return max
+
+
 def encode_body(body: Body) -> bytes:
     """One body as bytes; text as UTF-8.
 

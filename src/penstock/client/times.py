@@ -28,6 +28,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not math.isnan(value)
 
 
+def _shown(length: Any) -> str:
+    return f"{length:.15g}" if isinstance(length, float) else repr(length)
+
+
 def length_ms(length: Seconds | None, what: str) -> int | None:
     """A length of time in milliseconds; None stays None.
 
@@ -39,7 +43,7 @@ def length_ms(length: Seconds | None, what: str) -> int | None:
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if not _is_number(seconds) or not 0 <= seconds <= _SECONDS_MAX:
         bounds = f"at most {_SECONDS_MAX:,.0f}" if _is_number(seconds) and seconds > 0 else "0 or more"
-        raise InvalidRequest(f"{what} is {length!r}: give seconds, {bounds}")
+        raise InvalidRequest(f"{what} is {_shown(length)}: give seconds, {bounds}")
     return round(seconds * 1_000)
 
 

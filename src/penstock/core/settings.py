@@ -170,6 +170,7 @@ class Declared(msgspec.Struct, frozen=True):
         else:
             kind = float if self.in_seconds else typing.get_origin(self.kind) or self.kind
             wanted = " ".join(filter(None, (_WORDS[kind], self.unit and f"of {self.unit}", self.ends)))
+            wanted += f", as in {self.setting.example}" if self.setting.example else ""
         shown = "not right" if self.setting.is_secret else _shown(value)
         return InvalidConfig(f"{said} is {shown}: it must be {wanted}{', or none' if self.is_optional else ''}")
 

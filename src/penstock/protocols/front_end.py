@@ -34,7 +34,7 @@ from penstock.protocols.http import PLAIN_TEXT, Exchange, HttpCounters, Observer
 from penstock.server.budget import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import BOUNDS, RequestMeter, Series
-from penstock.server.settings import EVERY_HOST, InvalidSettings, ServerSettings, Settings
+from penstock.server.settings import EVERY_HOST, InvalidSettings, ServerSettings, Settings, check_files
 
 STATUS = 421
 CODE = "MisdirectedRequest"
@@ -288,11 +288,13 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """What TLS needs, or None if it is not configured."""
     if settings.tls_certificate is None:
         return None
+    check_files(settings, "[server]", "tls_certificate", "tls_key")
     context = TlsContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidSettings(f"[server] tls_certificate and tls_key cannot be used: {error}") from None
+        files = f"tls_certificate ({settings.tls_certificate}) and tls_key ({settings.tls_key})"
+        raise InvalidSettings(f"[server] {files} cannot be used: {error}") from None
     return context
 
 

@@ -1142,6 +1142,16 @@ def _read_secret(path: Path, where: str) -> str:
         raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {_reason(error)}") from None
 
 
+def check_files(settings: _Section, title: str, *names: str) -> None:
+    """Raise `InvalidSettings` for the first setting that names a file which cannot be read."""
+    for name in names:
+        try:
+            Path(getattr(settings, name)).open("rb").close()
+        except OSError as error:
+            path = getattr(settings, name)
+            raise InvalidSettings(f"{title} {name}: {path} cannot be read: {_reason(error)}") from None
+
+
 def parse_address(text: str, what: str) -> tuple[str, int]:
     """The host and the port of HOST:PORT.
 
@@ -1170,7 +1180,7 @@ def is_loopback(host: str) -> bool:
         return False
     try:
         addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InvalidSettings(f"[server] host is {host!r}, which is no address of this machine: {error}") from None
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
@@ -1227,9 +1237,12 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
         inner = _struct_in(hints[key])
         if inner is not None:
             within = where.strip("[]") + "." if where.startswith("[") else ""
-            for each in value if isinstance(value, list) else [value]:
+            for number, each in enumerate(value if isinstance(value, list) else [value], 1):
                 title = f"[[{within}{key}]]" if isinstance(value, list) else f"[{within}{key}]"
                 _check_keys(each, inner, name, title)
+                for field in msgspec.structs.fields(inner) if isinstance(each, dict) else ():
+                    if field.required and field.name not in each:
+                        raise InvalidSettings(f"{name}: {title} number {number} has no {field.name!r}: it needs one")
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:

@@ -25,8 +25,8 @@ ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE = "PENSTOCK_ACCESS_KEY", "PENSTOCK_SECRE
 _OF_CREDENTIALS = (ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE)
 _OF_OTHERS = ("PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATABASE", "PENSTOCK_TEST_")
 """Variables, or their beginnings, that say something to the rest of Penstock."""
-_OF_KUBERNETES = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
-"""What Kubernetes sets in every container, for services whose names begin with `penstock`."""
+_OF_KUBERNETES = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
+"""What Kubernetes sets in every container, for services whose names begin with `penstock`. `..._PORT` is an address."""
 _IS_AN_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
@@ -117,6 +117,23 @@ def _with(settings: Settings, place: Place, value: Any, said: str) -> Settings:
     return msgspec.structs.replace(settings, **{place.section: section})
 
 
+def as_given(
+    text: str, environment: Mapping[str, str], flags: Mapping[str, Any] = {}, places: Mapping[str, Place] = {}
+) -> str:
+    """What is said of a setting, with the name of the flag or the variable that it came from.
+
+    >>> as_given("[sqs] account is '1': ...", {"PENSTOCK_SQS_ACCOUNT": "1"}), as_given("[sqs] account is '1': ...", {})
+    ("PENSTOCK_SQS_ACCOUNT is '1': ...", "[sqs] account is '1': ...")
+    """
+    found = re.match(r"\[(\w+)\] (\w+)(?=:| is | has )", text)
+    if found is None:
+        return text
+    given = {f"--{name.replace('_', '-')}": places[name] for name, value in flags.items() if value not in (None, [])}
+    given |= {name: place for name, place in VARIABLES.items() if environment.get(name)}
+    names = (name for name, place in given.items() if (place.section, place.setting.field) == found.groups())
+    return next(names, found[0]) + text[found.end() :]
+
+
 def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Iterator[str]:
     """What is wrong with each variable that looks like a setting and is none.
 
@@ -132,6 +149,6 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
         if name in VARIABLES:
             if _IS_AN_ADDRESS.match(environment[name]):
                 yield f"{name} is {environment[name]}, as Kubernetes sets it for a service: it is ignored"
-        elif not _OF_KUBERNETES.fullmatch(name):
+        elif not _OF_KUBERNETES.fullmatch(name) and not _IS_AN_ADDRESS.match(environment[name]):
             near = difflib.get_close_matches(name, [*VARIABLES, *_OF_CREDENTIALS], 1)
             yield f"{name} is no setting{f', perhaps {near[0]} is meant' if near else ''}"

@@ -12,6 +12,7 @@ calls, waits that are over, pushes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -184,6 +185,9 @@ CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCred
 Request = tuple[int, Command]
 Buffer = bytes | msgspec.Raw
 
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bytes": "bytes", "null": "None"}
+"""What MessagePack's kinds are called, as in `client/opening.py`."""
+_SHOWN_MAX = 100
 _PACKED_MIN = 16
 """From so many bodies on, they travel end to end."""
 
@@ -292,9 +296,14 @@ class Vocabulary:
         if len(given) > self._lengths[given[0]]:
             return f"{given[0]}: what comes after {', '.join(fields)} is not known here: the sender is a newer build"
         text, _, place = complaint.partition(" - at `$[")
-        number = place.partition("]")[0]
+        number, _, within = place.partition("]")
         if number.isdigit() and 1 <= int(number) <= len(fields):
-            return f"{given[0]}: {fields[int(number) - 1]}: {text}"
+            field, value = fields[int(number) - 1], given[int(number)]
+            expected = re.fullmatch(r"Expected `([a-z |]+)`, got `\w+`", text)
+            kinds = expected[1].split(" | ") if expected and within == "`" else ["unknown"]
+            if all(kind in _WORDS for kind in kinds):
+                return f"{field} is {value!r:.{_SHOWN_MAX}}: it must be {' or '.join(_WORDS[kind] for kind in kinds)}"
+            return f"{given[0]}: {field}: {text}"
         return f"{given[0]}: {complaint}; its fields are: {', '.join(fields)}"
 
 

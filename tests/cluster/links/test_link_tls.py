@@ -182,5 +182,7 @@ async def test_an_old_version_of_tls_is_not_spoken(certificates: Path) -> None:
 def test_settings_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(InvalidSettings, match="go together"):
         ClusterSettings(name="c", tls_key="k").check()
-    with pytest.raises(InvalidSettings, match="cannot be used"):
+    with pytest.raises(InvalidSettings, match=r"\[cluster\] tls_certificate: no cannot be read: No such file"):
         link_tls(ClusterSettings(name="c", tls_certificate="no", tls_key="no", tls_ca="no"))
+    with pytest.raises(InvalidSettings, match="cannot be used"):
+        link_tls(ClusterSettings(name="c", tls_certificate=__file__, tls_key=__file__, tls_ca=__file__))

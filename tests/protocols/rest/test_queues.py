@@ -70,6 +70,36 @@ def test_a_field_that_is_wrong_is_named(http: httpx.Client, body: bytes, words: 
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (
+            "queues/{}/messages?states=ripe",
+            None,
+            "states[0]: Invalid enum value 'ripe': it must be ready, leased, delayed",
+        ),
+        (
+            "queues/{}/messages",
+            {"body": "a", "encoding": "hex"},
+            "encoding: Invalid enum value 'hex': it must be text or base64",
+        ),
+        (
+            "queues/{}/channels",
+            {"name": "a", "start": "tial"},
+            "start: Invalid enum value 'tial': it must be head, tail or",
+        ),
+        ("queues/{}/messages", {"body": "a", "attributes": {"a": "b", "c": None}}, "attributes['c']: Expected"),
+        ("work", {"sends": [{"queue": "q", "body": "a", "attributes": {"c": []}}]}, "sends[0].attributes['c']: "),
+        ("overview/queues?sort=size", None, "sort: Invalid enum value 'size': it must be name, messages, bytes,"),
+        ("history?range=year", None, "range: Invalid enum value 'year': it must be hour, day, week or fortnight"),
+    ],
+)
+def test_what_a_field_may_be_is_listed(http: httpx.Client, path: str, body: Any, words: str) -> None:
+    asked = f"/v1/{path.format('texts')}"
+    response = http.get(asked) if body is None else http.post(asked, json=body)
+    assert words in refused(response, 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"lease": "long"}, "settings.lease is 'long': it must be a number of seconds from 0 to 43200"),

@@ -250,6 +250,20 @@ def test_foreign_pages_may_not_call_a_server_without_credentials(http: httpx.Cli
     assert http.get("/metrics", headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize("page", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
+def test_a_foreign_page_may_send_a_token_and_no_password(guarded: Server, page: dict[str, str]) -> None:
+    password = {"authorization": "Basic " + base64.b64encode(b"AKROOT:root secret").decode()}
+    with guarded.client() as http:
+        for path in ("/v1/queues", "/metrics"):
+            assert http.get(path, headers=password).status_code == 200
+            assert http.get(path, headers=password | page).status_code == 403, path
+        done(http.get("/v1/queues", headers={"authorization": "Bearer root-token"} | page))
+
+
+def test_without_credentials_a_password_is_not_looked_at(http: httpx.Client) -> None:
+    done(http.get("/v1/queues", headers={"authorization": "Basic " + base64.b64encode(b"a:b").decode()}))
+
+
 def test_the_servers_own_page_may_call(server: Server, http: httpx.Client) -> None:
     for host in (f"127.0.0.1:{server.port}", f"localhost:{server.port}", f"[::1]:{server.port}"):
         headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}

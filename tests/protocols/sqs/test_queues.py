@@ -113,6 +113,8 @@ def test_a_queue_that_is_not_there_is_not_found_by_any_action(sqs: Any, server: 
 def test_an_address_that_is_no_queues_is_invalid(sqs: Any) -> None:
     with refused("InvalidAddress", 404):
         sqs.get_queue_attributes(QueueUrl="http://localhost/")
+    with refused("InvalidAddress", 404):
+        sqs.delete_queue(QueueUrl="not a url/")
 
 
 def test_lists_are_complete_and_in_order_and_come_in_pages(sqs: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from penstock.client.content import (
     encode_bodies,
     encode_body,
     listed,
+    most,
     record_list,
 )
 from penstock.client.queue_settings import QueueSettings
@@ -191,11 +192,11 @@ class AsyncReceiver:
         delivery: Delivery | None = await self._caller.call(self._receive(max, wait, lease, attempt_id))
         return AsyncBatch(self._caller, delivery or Delivery(self._queue, 0, self._channel, 0, 0, 0))
 
-    def _receive(self, limit: int, wait: Seconds | None, lease: Seconds | None, attempt_id: str | None) -> Receive:
+    def _receive(self, max: int, wait: Seconds | None, lease: Seconds | None, attempt_id: str | None) -> Receive:
         return Receive(
             queue=self._queue,
             channel=self._channel,
-            limit=limit,
+            limit=most(max),
             wait_ms=None if wait is None else length_ms(wait, "wait"),
             lease_ms=None if lease is None else length_ms(lease, "lease"),
             session=self._session,
@@ -225,7 +226,7 @@ class AsyncReceiver:
 
     async def peek(self, max: int = 10) -> list[PeekedMessage]:
         """The first messages that are not done, whatever their state, without taking them."""
-        return await self.browse(limit=max)
+        return await self.browse(limit=most(max))
 
     async def browse(
         self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: Body | None = None
@@ -321,7 +322,7 @@ class AsyncConsumer:
 
     async def read(self, max: int = 100, *, offset: int | None = None) -> RecordList:
         """Up to `max` messages from `offset` on; without it, from where the consumer is."""
-        command = ReadRecords(queue=self._queue, consumer=self.name, offset=offset, limit=max)
+        command = ReadRecords(queue=self._queue, consumer=self.name, offset=offset, limit=most(max))
         return record_list(self._caller.identity, await self._caller.call(command))
 
     async def ack(self, offset: int | Record, *, allow_rewind: bool = False) -> int:

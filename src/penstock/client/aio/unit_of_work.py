@@ -19,7 +19,7 @@ from typing import Self
 
 from penstock.client.aio.caller import AsyncCaller, AsyncTelling
 from penstock.client.aio.message import AsyncMessage, messages_of
-from penstock.client.content import SentMessage, SentMessages, error_text
+from penstock.client.content import SentMessage, SentMessages, error_text, most
 from penstock.client.puts import OpenUnit
 from penstock.client.times import Seconds, length_ms
 from penstock.core.commands import MAIN, Delivery, GiveBack, Receive, Release, Sent, Span
@@ -56,7 +56,7 @@ class AsyncUnitOfWork(OpenUnit):
         command = Receive(
             queue=queue,
             channel=channel,
-            limit=max,
+            limit=most(max),
             wait_ms=length_ms(wait, "wait"),
             lease_ms=length_ms(lease, "lease"),
             session=self._session,

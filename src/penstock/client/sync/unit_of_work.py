@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.content import SentMessage, SentMessages, error_text
+from penstock.client.content import SentMessage, SentMessages, error_text, most
 from penstock.client.puts import OpenUnit
 from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, messages_of
@@ -64,7 +64,7 @@ class UnitOfWork(OpenUnit):
         command = Receive(
             queue=queue,
             channel=channel,
-            limit=max,
+            limit=most(max),
             wait_ms=length_ms(wait, "wait"),
             lease_ms=length_ms(lease, "lease"),
             session=self._session,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.server.settings import ClusterSettings, InvalidSettings
+from penstock.server.settings import ClusterSettings, InvalidSettings, check_files
 from penstock.wire.links import HEAD, MAGIC
 
 BEATS_PER_SILENCE = 6
@@ -136,6 +136,7 @@ def link_tls(settings: ClusterSettings) -> LinkTls | None:
     """What the settings say; None if links are not encrypted. `InvalidSettings` if the files cannot be used."""
     if settings.tls_certificate is None:
         return None
+    check_files(settings, "[cluster]", "tls_certificate", "tls_key", "tls_ca")
     made = []
     for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(purpose)

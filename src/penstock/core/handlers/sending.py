@@ -149,12 +149,13 @@ class Sending:
     def _check_fifo(command: Send, config: QueueConfig) -> None:
         if command.priority:
             raise InvalidRequest(f"queue {command.queue!r} is FIFO: its messages have no priority")
+        needed = []
         if command.groups is None or not all(command.groups):
-            raise InvalidRequest(f"queue {command.queue!r} is FIFO: every message needs a group")
+            needed.append("a group")
         if not config.content_dedup and (command.dedup_ids is None or not all(command.dedup_ids)):
-            raise InvalidRequest(
-                f"queue {command.queue!r} is FIFO: every message needs a dedup id (or the queue content_dedup)"
-            )
+            needed.append("a dedup id (unless the queue has content_dedup)")
+        if needed:
+            raise InvalidRequest(f"queue {command.queue!r} is FIFO: every message needs {' and '.join(needed)}")
 
     @staticmethod
     def _check_sizes(command: Send, config: QueueConfig) -> tuple[int, bytes | None]:

@@ -225,8 +225,13 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         int | None,
         Setting("A named consumer that was silent for this long is forgotten. None: never.", MINUTE_MS, DELAY_MS_MAX),
     ] = 14 * DAY_MS
-    tags: Annotated[dict[str, str], Setting("Names and values of your own, kept with the queue.")] = {}
-    labels: Annotated[dict[str, str], Setting("Names and values that front ends keep with the queue.")] = {}
+    tags: Annotated[
+        dict[str, str], Setting("Names and values of your own, kept with the queue.", example='{"team": "sales"}')
+    ] = {}
+    labels: Annotated[
+        dict[str, str],
+        Setting("Names and values that front ends keep with the queue.", example='{"team": "sales"}'),
+    ] = {}
 
     @property
     def is_fifo(self) -> bool:

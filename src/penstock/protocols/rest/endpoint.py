@@ -17,9 +17,10 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, Protocol
+from types import UnionType
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -148,6 +149,7 @@ log = logging.getLogger("penstock.rest")
 ROUTE = "penstock-route"
 """The header by which a client that routes itself asks for 409 instead of being forwarded."""
 _QUERY_FIELDS_MAX = 100
+_LOOKED_AT_BYTES_MAX = 64 * 1024
 _ABANDONED = 499
 """For the log: nobody hears the answer."""
 _UNKNOWN = "unknown"
@@ -497,7 +499,7 @@ def decode_query(query: str, shape: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         return msgspec.convert(found, shape, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(_said(error)) from None
+        raise invalid(_said(error, shape, found)) from None
 
 
 @cache
@@ -511,7 +513,7 @@ def decode_body(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(_said(error)) from None
+        raise invalid(_said(error, decoder.type, _plain(decoder, body))) from None
     except msgspec.DecodeError as error:
         raise RestError(400, "malformed_body", f"the body cannot be read: {error}") from None
     except RecursionError:
@@ -520,18 +522,81 @@ def decode_body(decoder: Any, body: bytes) -> Any:
         raise RestError(400, "malformed_body", f"the body cannot be read: its text is not UTF-8: {error}") from None
 
 
-def _said(error: msgspec.ValidationError) -> str:
-    """msgspec's words, with the field first.
+def _plain(decoder: Any, body: bytes) -> Any:
+    """What is in a refused body, if it is so small that looking at all of it costs nothing."""
+    if len(body) > _LOOKED_AT_BYTES_MAX:
+        return None
+    try:
+        return (msgspec.json if isinstance(decoder, msgspec.json.Decoder) else msgspec.msgpack).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _said(error: msgspec.ValidationError, shape: Any = Any, given: Any = None) -> str:
+    """msgspec's words, with the field first, and the words that it may be.
 
     >>> _said(msgspec.ValidationError("Expected `int`, got `str` - at `$.messages[3].delay`"))
     'messages[3].delay: Expected `int`, got `str`'
     >>> _said(msgspec.ValidationError("Object contains unknown field `bdy`"))
     'unknown field `bdy`: /v1/docs has the fields of every request'
+    >>> _said(msgspec.ValidationError("Invalid enum value 'c' - at `$[0]`"), list[Literal["a", "b"] | int], ["c"])
+    "[0]: Invalid enum value 'c': it must be a, b or a number"
+    >>> _said(msgspec.ValidationError("Expected `int`, got `null` - at `$[...]`"), dict[str, int], {"a": 1, "b": None})
+    "['b']: Expected `int`, got `null`"
     """
     text = re.sub(
         r"^Object (?:contains )?((?:unknown|missing required) field `.*?`)",
         r"\1: /v1/docs has the fields of every request",
         str(error),
     )
-    found = re.search(r" - at `\$\.?(.*?)`$", text)
-    return text if found is None else f"{found[1]}: {text[: found.start()]}".removeprefix(": ")
+    found = re.search(r" - at `\$(.*?)`$", text)
+    if found is None:
+        return text
+    place, text = "", text[: found.start()]
+    kinds = [shape]
+    for part in re.findall(r"\.\w+|\[\d+\]|\[\.\.\.\]", found[1]):
+        kinds = [inner for kind in kinds for inner in _within(kind, part)]
+        if part == "[...]" and isinstance(given, dict):
+            wrong = (name for name, value in given.items() if not any(_is_one(value, kind) for kind in kinds))
+            name = next(wrong, None)
+            part, given = (part, None) if name is None else (f"[{name!r}]", given[name])
+        elif isinstance(given, dict | list):
+            given = given.get(part[1:]) if isinstance(given, dict) else given[int(part[1:-1])]
+        place += part
+    words = [word for kind in kinds for word in _choices(kind)]
+    if words and text.startswith("Invalid enum value"):
+        text += f": it must be {', '.join(words[:-1])} or {words[-1]}"
+    return f"{place.removeprefix('.')}: {text}".removeprefix(": ")
+
+
+def _parts(kind: Any) -> list[Any]:
+    """The kinds that a kind is one of."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _parts(get_args(kind)[0])
+    return [part for each in get_args(kind) for part in _parts(each)] if origin in (Union, UnionType) else [kind]
+
+
+def _within(kind: Any, part: str) -> Iterator[Any]:
+    """The kinds of what is at a place in a kind: in a field, in a list, by a name."""
+    for each in _parts(kind):
+        if part.startswith("["):
+            yield from get_args(each)[-1 if part == "[...]" else 0 :][:1]
+        elif isinstance(each, type) and issubclass(each, msgspec.Struct):
+            yield from (field.type for field in msgspec.structs.fields(each) if field.encode_name == part[1:])
+
+
+def _choices(kind: Any) -> Iterator[str]:
+    parts = _parts(kind)
+    for each in parts:
+        yield from get_args(each) if get_origin(each) is Literal else ()
+    if any(each in (int, float) for each in parts):
+        yield "a number"
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

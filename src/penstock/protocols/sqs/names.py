@@ -176,7 +176,7 @@ class Scope:
         _, separator, rest = url.partition("://")
         host, _, path = rest.partition("/") if separator else ("", "", url)
         *place, name = path.partition("?")[0].strip("/").split("/")
-        if not name:
+        if not name or any(map(str.isspace, url)):
             raise SqsError(INVALID_ADDRESS, f"The address {url} is not valid for this endpoint.")
         account, region = self.account, self.region
         if place and ACCOUNT.match(place[-1]):
