@@ -893,7 +893,7 @@ def test_ctrl_c_ends_following_with_130_and_what_was_printed_is_acknowledged(dir
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"tea\n"
-    while Shell("--data", str(directory)).json("stats")[0]["leased"]:
+    while any(Shell("--data", str(directory)).json("stats")[0][state] for state in ("ready", "leased")):
         time.sleep(0.01)
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=DEADLINE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,18 @@ dp.create_sink("out", "penstock", queue_sink("{q}-out"))
 def loud_ones():
     return spark.readStream.table("stored").select(col("loud").alias("value"))
 """
+
+
+def test_a_run_that_was_killed_before_its_first_batch_began_can_start_again(queues: Queues) -> None:
+    """Spark leaves a file that it had begun, and then refuses the directory, unless it is told otherwise."""
+    bench = Bench(queues, ORDERS)
+    send(queues, '{"id": 1, "amount": 1.5}')
+    for query in ("to_queue", "to_files"):
+        begun = Path(bench.state.checkpoint(query), "offsets", ".0.5d7c3a0e-9f43-4f6e-8a53-0d8f2f1a7c11.tmp")
+        begun.parent.mkdir(parents=True)
+        begun.write_text("v1\n")
+    assert bench.run().state == "done"
+    assert bodies(queues, "doubled") == [{"id": 1, "amount": 3.0}] and bench.files("out", "id") == [(1,)]
 
 
 def test_decorated_functions_run_in_order_with_tables_between_them(queues: Queues) -> None:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from penstock.pipelines.runner import WANTS_EMPTY
 from penstock.pipelines.sessions import ship
 from tests.spark.running import session
 
@@ -91,6 +92,7 @@ def main() -> None:
     name, master, url, directory = sys.argv[1:5]
     settings = json.loads(os.environ.get("SPARK_SETTINGS", "{}"))
     spark = session(master, Path(directory), **settings)
+    spark.conf.set(WANTS_EMPTY, "false")  # as docs/spark.md says: it may be killed before its first batch has begun
     try:
         job = {"round-trip": round_trip, "copy": copy, "relay": relay}[name]
         print(json.dumps(job(spark, url, Path(directory))), flush=True)

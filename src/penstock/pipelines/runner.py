@@ -41,6 +41,9 @@ STATUS_S = 1.0
 STOP_S = 60.0
 REFRESH_S = 60.0
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
+WANTS_EMPTY = "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart"
+"""A run that was killed before its first batch began leaves a file that Spark had not finished. With this on, Spark
+refuses the directory from then on."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Runner:
         """Run to the end. `InvalidDefinition` if Spark finds that it cannot be."""
         self._say("starting")
         self._is_run = True
+        self.spark.conf.set(WANTS_EMPTY, "false")
         try:
             self._writers = {name: self._writer(name) for name in self._queries}
             self._check_part()
