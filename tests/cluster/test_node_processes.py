@@ -142,6 +142,7 @@ def test_a_node_that_is_restarted_a_node_that_stands_still_and_a_node_that_is_ki
 
 def _a_pause_of_two_seconds_moves_no_shard(a: ProcessNode, b: ProcessNode) -> None:
     """`bench.failover --pauses` stops brokers as well."""
+    until(lambda: len(a.served) == len(b.served), "an even share")  # before that, shards move for balance
     for node in (a, b):
         before = {each.name: BEGUN.findall(each.log) for each in (a, b)}
         node.signal(signal.SIGSTOP)
