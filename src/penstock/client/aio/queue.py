@@ -196,7 +196,7 @@ class AsyncReceiver:
         return Receive(
             queue=self._queue,
             channel=self._channel,
-            limit=most(max),
+            limit=max if max.__class__ is int and max > 0 else most(max),  # every receive passes here
             wait_ms=None if wait is None else length_ms(wait, "wait"),
             lease_ms=None if lease is None else length_ms(lease, "lease"),
             session=self._session,
