@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 from penstock.core.commands import CreateQueue
 from penstock.core.queues.origin import error_group
 from penstock.server import overview
+from penstock.server.log import RequestLog
 from penstock.server.overview import Overview, Row
+from penstock.server.settings import LogSettings
 from tests.compat.server import until
 from tests.protocols.rest.asking import done, receive, refused, send
 from tests.protocols.rest.serving import Server
@@ -334,6 +337,20 @@ def test_nobody_takes_all_the_streams(serve: Callable[..., Server]) -> None:
             assert next(stream.iter_lines()).startswith("data: ")
         stack.close()
         until(lambda: _is_open(http), 10)
+
+
+def test_a_closed_tab_is_no_failed_request_in_the_log(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = io.StringIO()
+    settings = LogSettings(format="json", requests="all")
+    monkeypatch.setattr("penstock.server.node.RequestLog", lambda _: RequestLog(settings, logged))
+    with serve().client() as http:
+        with http.stream("GET", "/v1/live") as stream:
+            assert next(stream.iter_lines()).startswith("data: ")
+        until(lambda: bool(logged.getvalue()), 10)
+    line = json.loads(logged.getvalue())
+    assert (line["action"], line["status"], line["outcome"]) == ("live", 200, "ok")
 
 
 def _is_open(http: httpx.Client) -> bool:

@@ -17,7 +17,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin
@@ -398,7 +398,11 @@ class OperationCall:
             return exchange.respond(204, fixed, b"")
         if isinstance(result, Reply):
             headers = [*fixed, ("content-type", result.content_type), *result.headers]
-            return await exchange.respond_in_parts(operation.status, headers, result.parts, result.nbytes)
+            is_heard = await exchange.respond_in_parts(operation.status, headers, result.parts, result.nbytes)
+            if not is_heard and isinstance(result.parts, AsyncGenerator):  # a stream has no other end
+                self._context.observer(exchange, operation.status)
+                return True
+            return is_heard
         if isinstance(result, Batch):
             body, content_type = msgspec.msgpack.encode(result), BATCH
         else:
