@@ -1,14 +1,18 @@
 """What do watchers cost? The server's CPU time for a message with the history on, and with five browsers, to without.
 
-    python -m bench.watching [--seconds 1.5] [--rounds 25] [--browsers 5]
+    python -m bench.watching [--rounds 100] [--looks 20] [--browsers 5]
 
-Four servers in processes of their own, two without a history and two with it, get full load in turns, a slice each,
-round after round: clients that send, receive and acknowledge in batches of 100, on eight queues. One of those with a
-history gets a second slice a round, in which browsers look at it, each with a stream like the console's overview.
-Compared is the CPU time of a server's process (user and system) in its slices divided by the messages that it
-acknowledged in them. Other work on the machine counts little in that, and what is slow for a while is slow for all.
-How much two servers of one kind differ says what a difference between kinds is worth; the error is the standard error
-over rounds. Each kind is also measured while it has nothing else to do: the share of a core that it takes.
+Two servers never cost the same: where each has its memory makes a difference of one per cent. So a server is compared
+with itself. It is under full load all the time, from eight clients that send, receive and acknowledge: in batches of
+100, then one by one. Compared is the CPU time of its process (user and system) divided by the messages that it
+acknowledged.
+
+Its history is switched on and off by signals. A round is two slices of a second of either kind, in random order. As
+always, the history looks at messages four times a second, and takes a point for every ten seconds that it was on. How
+much the two slices without a history differ says what a difference between kinds is worth.
+
+The browsers each have a stream like that of the console's overview. They come and go in turns, the history is on. A
+slice with them begins when all have looked for some seconds, and counts their work, but not the opening of the page.
 """
 
 from __future__ import annotations
@@ -17,23 +21,81 @@ import argparse
 import asyncio
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
 import penstock
-from penstock.client.aio.penstock import AsyncPenstock
+from penstock import cli
+from penstock.client.aio.queue import AsyncQueue
+from penstock.protocols.rest import overview
+from penstock.server.events import LatencySampler
+from penstock.server.history import TICK_S, History
 
-QUEUES = 8
 BATCH = 100
+CLIENTS = 8
+"""Each on a queue of its own."""
+SLICE_S = 1.0
+BROWSED_S = 3.0
+SETTLE_S = 2.5
+ON, OFF = signal.SIGUSR1, signal.SIGUSR2
+WATCHED = "/v1/overview/queues?sort=name&descending=false&after=0&limit=100", "/v1/history?range=hour"
+
+
+class Switched(History):
+    """The history of a server that is on only between two signals, and takes its points then."""
+
+    _slices = 0
+
+    def start(self) -> None:
+        """Wait for signals."""
+        asyncio.get_running_loop().add_signal_handler(ON, self._switch_on)
+        asyncio.get_running_loop().add_signal_handler(OFF, self._switch_off)
+
+    def _switch_on(self) -> None:
+        for shard in self._shards.local_shards():
+            shard.latencies = self._samplers.setdefault(id(shard), LatencySampler())
+            shard.latencies._spent_ms = self._shards.now_ms()  # no looks were saved up while it was off
+        self._slices += 1
+        if self._slices % int(TICK_S / SLICE_S) == 0:
+            self._task = asyncio.get_running_loop().create_task(self.tick(time.time()))
+
+    def _switch_off(self) -> None:
+        for shard in self._shards.local_shards():
+            shard.latencies = None
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """As `penstock serve`, with a history that is switched by signals."""
+    overview.History = Switched  # type: ignore[attr-defined]
+    sys.argv = ["penstock", "serve", *arguments]
+    cli.main()
+
+
+@contextmanager
+def serving(directory: str) -> Iterator[tuple[int, str]]:
+    """Such a server in a process of its own, and its URL."""
+    ready = Path(directory) / "ready"
+    ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
+    command = [sys.executable, "-m", "bench.watching", "serve", "--data", f"{directory}/data", *ports]
+    server = subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            assert server.poll() is None, "the server did not start"
+            time.sleep(0.05)
+        yield server.pid, json.loads(ready.read_text())["listening"]["http"]["url"]
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def cpu_s(pid: int) -> float:
@@ -42,22 +104,66 @@ def cpu_s(pid: int) -> float:
     return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
 
 
-async def work(ps: AsyncPenstock, queue: str, until_s: float) -> int:
-    """Send, receive and acknowledge until a time; how many messages."""
-    done = 0
-    handle = ps.queue(queue)
-    while time.monotonic() < until_s:
-        await handle.send_many([b"x" * 200] * BATCH)
-        batch = await handle.receive_batch(BATCH, wait=1)
-        done += len(batch)
-        await batch.ack()
-    return done
+class Load:
+    """Clients that send, receive and acknowledge until they are cancelled, and how many messages they are through."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.done = 0
+
+    async def batches(self, queue: AsyncQueue) -> None:
+        """In batches of 100."""
+        while True:
+            await queue.send_many([b"x" * 200] * BATCH)
+            batch = await queue.receive_batch(BATCH, wait=1)
+            await batch.ack()
+            self.done += len(batch)
+
+    async def singles(self, queue: AsyncQueue) -> None:
+        """One by one."""
+        while True:
+            await queue.send(b"x" * 200)
+            message = await queue.receive(wait=1)
+            if message is not None:
+                await message.ack()
+                self.done += 1
+
+    async def slice(self, seconds: float) -> float:
+        """Microseconds of the server's CPU for a message, from now on."""
+        before_s, before = cpu_s(self._pid), self.done
+        await asyncio.sleep(seconds)
+        return (cpu_s(self._pid) - before_s) / (self.done - before) * 1e6
 
 
-WATCHED = "/v1/overview/queues?sort=name&descending=false&after=0&limit=100", "/v1/history?range=hour"
+@asynccontextmanager
+async def loading(pid: int, url: str, kind: str) -> AsyncIterator[Load]:
+    """A server under full load of a kind."""
+    load = Load(pid)
+    async with penstock.connect_async(url) as ps:
+        work = getattr(load, kind)
+        tasks = [asyncio.create_task(work(ps.queue(f"{kind}-{each}"))) for each in range(CLIENTS)]
+        await asyncio.sleep(SETTLE_S)
+        yield load
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
 
 
-async def browse(url: str) -> None:
+@asynccontextmanager
+async def watched(url: str, browsers: int) -> AsyncIterator[None]:
+    """Browsers look at a server, and have looked for some seconds."""
+    watching = [asyncio.create_task(_browse(url)) for _ in range(browsers)]
+    await asyncio.sleep(SETTLE_S)
+    yield
+    for each in watching:
+        each.cancel()
+        with suppress(asyncio.CancelledError):
+            await each
+
+
+async def _browse(url: str) -> None:
     """What a browser with the console's overview open asks for: one stream."""
     async with (
         httpx.AsyncClient(base_url=url, timeout=30) as http,
@@ -67,113 +173,82 @@ async def browse(url: str) -> None:
             pass
 
 
-@contextmanager
-def serving(directory: str, history: bool) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server in a process of its own, and its URL."""
-    ready = Path(directory) / "ready"
-    ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
-    command = [sys.executable, "-m", "penstock", "serve", "--data", f"{directory}/data", *ports]
-    command += ["--ready-file", str(ready)]
-    environment = os.environ | {"PENSTOCK_HISTORY_ENABLED": "true" if history else "false"}
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not ready.exists():
-            assert server.poll() is None, "the server did not start"
-            time.sleep(0.05)
-        yield server, json.loads(ready.read_text())["listening"]["http"]["url"]
-    finally:
-        server.terminate()
-        server.wait()
-
-
-async def alone(server: Kind, seconds: float) -> float:
-    """The share of a core that it takes with nothing to do."""
-    before_s = cpu_s(server.pid)
+async def alone(pid: int, seconds: float) -> float:
+    """The share of a core that a server takes with nothing to do."""
+    before_s = cpu_s(pid)
     await asyncio.sleep(seconds)
-    return (cpu_s(server.pid) - before_s) / seconds
+    return (cpu_s(pid) - before_s) / seconds
 
 
-class Kind(NamedTuple):
-    """A server of one kind, and its clients."""
-
-    name: str
-    pid: int
-    url: str
-    clients: list[AsyncPenstock]
-
-
-async def slice_of(kind: Kind, seconds: float) -> float:
-    """Microseconds of the server's CPU for a message, in one slice of full load."""
-    before_s, until_s = cpu_s(kind.pid), time.monotonic() + seconds
-    done = await asyncio.gather(*(work(ps, f"q{number}", until_s) for number, ps in enumerate(kind.clients)))
-    return (cpu_s(kind.pid) - before_s) / sum(done) * 1e6
-
-
-@asynccontextmanager
-async def watched(url: str, browsers: int) -> AsyncIterator[None]:
-    """Browsers look at a server, and have looked for some seconds: what opening a page costs is over."""
-    watching = [asyncio.create_task(browse(url)) for _ in range(browsers)]
-    await asyncio.sleep(2.5)
-    yield
-    for each in watching:
-        each.cancel()
-    await asyncio.wait(watching)
+async def run(rounds: int, looks: int, browsers: int) -> None:
+    """Measure, and print."""
+    with tempfile.TemporaryDirectory() as directory, serving(directory) as (pid, url):
+        for kind in ("batches", "singles"):
+            print(f"== {kind}", flush=True)
+            async with loading(pid, url, kind) as load:
+                await compare_history(pid, load, rounds)
+                await compare_browsers(url, load, looks, browsers)
+        print("== nothing to do", flush=True)
+        await asyncio.sleep(SETTLE_S)
+        print(f"{'the server':28} {await alone(pid, 10.0):8.2%} of a core", flush=True)
+        async with watched(url, browsers):
+            print(f"{f'with {browsers} browsers':28} {await alone(pid, 10.0):8.2%} of a core", flush=True)
 
 
-async def measure(kinds: list[Kind], rounds: int, seconds: float, browsers: int) -> None:
-    """All of them, in turns."""
-    for kind in kinds:
-        await slice_of(kind, 1.0)
-    await asyncio.sleep(1)
-    for kind in kinds:
-        print(f"{kind.name:10} {await alone(kind, 10.0):8.2%} of a core, with nothing else to do", flush=True)
-    async with watched(kinds[-1].url, browsers):
-        print(f"{browsers} browsers {await alone(kinds[-1], 10.0):8.2%} of a core, with nothing else to do", flush=True)
-    found: dict[str, list[float]] = {name: [] for name in ("none 1", "none 2", "history 1", "history 2", "browsers")}
-    for number in range(rounds):
-        turn = number % len(kinds)
-        for kind in (*kinds[turn:], *kinds[:turn]):
-            found[kind.name].append(await slice_of(kind, seconds))
-            if kind is kinds[-1]:
-                async with watched(kind.url, browsers):
-                    found["browsers"].append(await slice_of(kind, seconds))
-    for name, values in found.items():
-        print(f"{name:10} {statistics.median(values):8.3f} us of CPU a message (median of {rounds} slices)")
-    both = {name: [*zip(found[f"{name} 1"], found[f"{name} 2"], strict=True)] for name in ("none", "history")}
-    tell("one without a history to the other", found["none 1"], found["none 2"])
-    tell("with a history to without", [sum(pair) for pair in both["history"]], [sum(pair) for pair in both["none"]])
-    tell(f"with {browsers} browsers to without", found["browsers"], found["history 2"])
+async def compare_history(pid: int, load: Load, rounds: int) -> None:
+    """Slices with the history and without. It is on afterwards."""
+    chance = random.Random(1)
+    found: dict[signal.Signals, list[tuple[float, float]]] = {ON: [], OFF: []}
+    for _ in range(rounds):
+        order = [ON, ON, OFF, OFF]
+        chance.shuffle(order)
+        costs: dict[signal.Signals, list[float]] = {ON: [], OFF: []}
+        for switch in order:
+            os.kill(pid, switch)
+            costs[switch].append(await load.slice(SLICE_S))
+        for switch, (first, second) in costs.items():
+            found[switch].append((first, second))
+    os.kill(pid, ON)
+    off, on = found[OFF], found[ON]
+    tell("without a history, to itself", [one for one, _ in off], [other for _, other in off])
+    tell("with the history, to without", [sum(pair) for pair in on], [sum(pair) for pair in off])
+
+
+async def compare_browsers(url: str, load: Load, looks: int, browsers: int) -> None:
+    """Slices with browsers and without, in turns."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(looks):
+        for is_watched in (number % 2 == 0, number % 2 == 1):
+            if is_watched:
+                async with watched(url, browsers):
+                    found[True].append(await load.slice(BROWSED_S))
+            else:
+                await asyncio.sleep(SETTLE_S)
+                found[False].append(await load.slice(BROWSED_S))
+    tell(f"with {browsers} browsers, to none", found[True], found[False])
 
 
 def tell(what: str, one: list[float], other: list[float]) -> None:
-    """Print a ratio, round by round and of the medians."""
+    """Print a ratio: the mean of rounds with its standard error, and that of the medians."""
     ratios = [value / base for value, base in zip(one, other, strict=True)]
     error = statistics.stdev(ratios) / len(ratios) ** 0.5
     middle = statistics.median(one) / statistics.median(other)
-    print(f"{what}: {middle:.4f} (medians), {statistics.mean(ratios):.4f} +- {error:.4f} (mean of rounds)")
-
-
-async def run(seconds: float, rounds: int, browsers: int) -> None:
-    """Start the servers, and measure."""
-    async with AsyncExitStack() as stack:
-        kinds: list[Kind] = []
-        for name in ("none 1", "history 1", "none 2", "history 2"):
-            directory = stack.enter_context(tempfile.TemporaryDirectory())
-            server, url = stack.enter_context(serving(directory, history="history" in name))
-            clients = [await stack.enter_async_context(penstock.connect_async(url)) for _ in range(QUEUES)]
-            kinds.append(Kind(name, server.pid, url, clients))
-        await measure(kinds, rounds, seconds, browsers)
+    mean = statistics.mean(ratios)
+    print(f"{what:28} {mean:.4f} +- {error:.4f} (mean of {len(ratios)}), {middle:.4f} (medians)", flush=True)
 
 
 def main() -> None:
-    """Measure in turns, and print a ratio for each."""
+    """Measure, and print a ratio for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--looks", type=int, default=20)
     parser.add_argument("--browsers", type=int, default=5)
     given = parser.parse_args()
-    asyncio.run(run(given.seconds, given.rounds, given.browsers))
+    asyncio.run(run(given.rounds, given.looks, given.browsers))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2:])
+    else:
+        main()
