@@ -134,6 +134,17 @@ def test_a_redrive_is_written_down_for_its_source(tmp_path: Path) -> None:
         assert (what, queue, scope["target"]) == ("start_redrive", "orders", "other")
 
 
+def test_a_channel_that_an_nsq_client_creates_by_its_use_is_in_the_audit_log(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        for channel in ("work", "work", "tap#ephemeral"):
+            with server.connect("nsq") as connection:
+                connection.sendall(b"  V2SUB clicks " + channel.encode() + b"\n")
+                assert connection.recv(100).endswith(b"OK")
+        assert scopes(server) == [("SUB", "clicks", {"channel": each}) for each in ("work", "tap#ephemeral")]
+        (first, *_) = map(json.loads, (server.data / AUDIT_NAME).read_text().splitlines())
+        assert (first["who"], first["from"]) == ("anybody", "127.0.0.1")
+
+
 def test_changes_of_nsqs_settings_and_new_bulk_channels_are_in_the_audit_log(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         assert call(server, "nsq-http", "PUT", "/config/log_level", "warn")[0] == 200

@@ -5,9 +5,10 @@
 
 What was refused is there as well, with the error's code as its outcome. Bodies of messages are not. Event records
 (`events`) tell what happened to messages, and may lose some; this tells what people and programs did to the server, and
-a change is answered after its line is written. When the file has reached half of `[audit] bytes_max`, it becomes
-`audit.jsonl.1`, in the place of the one before. Callers choose names, and may be refused as often as they like: so that
-this does not push out the rest, a line has at most 2 KiB, and an hour a limited number of refusals.
+a change is answered after its line is written. When the file has reached half of `[audit] bytes_max`, its lines go to
+`audit.jsonl.1`, which then has the newest of both files, half of `bytes_max` again. Callers choose names, may be
+refused as often as they like, and may repeat what they may change: so that this does not push out the rest, a line has
+at most 2 KiB, an hour a limited number of refusals, and of the older lines each caller keeps a fair share.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,12 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=False):
     outcome: str = "ok"
 
 
+class _Caller(msgspec.Struct):
+    who: str = ""
+
+
 _decode = msgspec.json.Decoder(AuditEntry).decode
+_decode_who = msgspec.json.Decoder(_Caller).decode
 
 
 class Audit:
@@ -142,15 +148,30 @@ class Audit:
 
     def _append(self, path: Path, line: bytes) -> None:
         """Opened anew for each line: changes are rare, and another process may have begun a new file."""
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        if path.exists() and path.stat().st_size + len(line) >= self._settings.bytes_max // 2:
+            self._put_aside(path)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            if os.fstat(file).st_size + len(line) > self._settings.bytes_max // 2:
-                path.replace(path.with_name(path.name + ".1"))
-                os.close(file)
-                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            os.write(file, line)
+            size = os.fstat(file).st_size
+            is_cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # by a full disk, or a power failure
+            os.write(file, b"\n" + line if is_cut else line)
         finally:
             os.close(file)
+
+    def _put_aside(self, path: Path) -> None:
+        """Move all lines to the older file, and drop the oldest ones of the callers that have the most."""
+        older, new = path.with_name(path.name + ".1"), path.with_name(path.name + ".new")
+        both = [each.read_bytes() for each in (older, path) if each.exists()]
+        kept = fair_share([line + b"\n" for text in both for line in text.splitlines()], self._settings.bytes_max // 2)
+        try:
+            new.touch(FILE_MODE)
+            new.write_bytes(b"".join(kept))
+        except OSError:  # no space for a third file
+            new.unlink(missing_ok=True)
+            path.replace(older)
+        else:
+            new.replace(older)
+            path.unlink()
 
     def entries(self, limit: int, before: float | None = None, queue: str | None = None) -> list[AuditEntry]:
         """The newest lines, before a moment, and about one queue, if those are given. A cut line is left out."""
@@ -175,6 +196,37 @@ class Audit:
             if path.exists():
                 lines += reversed(path.read_bytes().splitlines())
         return lines
+
+
+def fair_share(lines: Sequence[bytes], room: int) -> list[bytes]:
+    """The newest lines that fit, in their order: who has few keeps all of them, and the others keep equally much.
+
+    >>> ann, ben = b'{"who":"ann","at":%d}', b'{"who":"ben","at":%d}'
+    >>> lines = [ann % 0, *(ben % number for number in range(1, 10))]
+    >>> b" ".join(fair_share(lines, 3 * len(lines[0])))
+    b'{"who":"ann","at":0} {"who":"ben","at":8} {"who":"ben","at":9}'
+    """
+    callers = [_who_of(line) for line in lines]
+    sizes: dict[str, int] = {}
+    for who, line in zip(callers, lines, strict=True):
+        sizes[who] = sizes.get(who, 0) + len(line)
+    left = dict.fromkeys(sizes, 0)
+    for others, who in enumerate(sorted(sizes, key=sizes.__getitem__), 1 - len(sizes)):
+        left[who] = min(sizes[who], room // (1 - others))
+        room -= left[who]
+    kept: list[bytes] = []
+    for who, line in zip(reversed(callers), reversed(lines), strict=True):
+        left[who] -= len(line)
+        if left[who] >= 0:
+            kept.append(line)
+    return kept[::-1]
+
+
+def _who_of(line: bytes) -> str:
+    try:
+        return _decode_who(line).who
+    except msgspec.MsgspecError:
+        return ""
 
 
 def _shown(value: Any) -> Any:

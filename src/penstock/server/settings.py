@@ -516,7 +516,8 @@ class AuditSettings(_Section, frozen=True):
 
     enabled: Annotated[bool, Setting("Keep an audit log: the file `audit.jsonl` in the data directory.")] = True
     bytes_max: Annotated[
-        int, Setting("The largest size of the file. When it is larger, its older half is deleted.", 64 * 1024)
+        int,
+        Setting("The largest size of the log. When full, it loses the oldest lines of who has the most.", 64 * 1024),
     ] = 16 * 1024 * 1024
 
 

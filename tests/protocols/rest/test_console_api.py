@@ -323,7 +323,42 @@ def test_the_audit_log_stays_within_its_bounds_and_survives_a_cut_line(tmp_path:
     assert newest[0].scope["ids"] == "100 of them"
     with (tmp_path / "audit.jsonl").open("ab") as file:
         file.write(b'{"v": 1, "at"')
-    assert [entry.queue for entry in Audit(AuditSettings(), str(tmp_path)).entries(limit=1)] == ["q1999"]
+    again = Audit(AuditSettings(), str(tmp_path))
+    assert [entry.queue for entry in again.entries(limit=1)] == ["q1999"]
+    again.note("ann", "::1", "purge_queue", "after the cut")
+    assert [entry.queue for entry in again.entries(limit=2)] == ["after the cut", "q1999"]
+
+
+def test_who_makes_many_changes_pushes_out_no_lines_of_others(tmp_path: Path) -> None:
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    for number in range(20):
+        audit.note("ann", "::1", "delete_queue", f"a{number}")
+    for number in range(3_000):
+        audit.note("ben", "::1", "purge_queue", f"b{number}")
+        if number % 100 == 0:
+            audit.note("eve", "::1", "purge_queue", f"e{number}")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 64 * 1024
+    found = audit.entries(limit=10_000)
+    assert [entry.queue for entry in found if entry.who == "ann"] == [f"a{number}" for number in range(19, -1, -1)]
+    assert [entry.queue for entry in found if entry.who == "eve"] == [f"e{number}" for number in range(2_900, -1, -100)]
+    kept = [entry.queue for entry in found if entry.who == "ben"]
+    assert kept == [f"b{number}" for number in range(2_999, 2_999 - len(kept), -1)]
+    assert len(kept) > 200
+    assert [entry.at for entry in found] == sorted((entry.at for entry in found), reverse=True)
+
+
+def test_the_audit_log_goes_on_when_there_is_no_space_to_sort_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    for number in range(2_000):
+        audit.note("ann", "::1", "purge_queue", f"q{number}")
+    assert [entry.queue for entry in audit.entries(limit=2)] == ["q1999", "q1998"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 64 * 1024
 
 
 def _texts(found: Any) -> list[str]:

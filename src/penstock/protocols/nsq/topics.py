@@ -45,6 +45,8 @@ from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.wire import is_ephemeral
+from penstock.server.audit import audit_of
+from penstock.server.auth import ANYBODY
 from penstock.server.node import Services
 from penstock.server.shard import Call, Ticket
 from penstock.server.shards import Shards, end_session
@@ -92,6 +94,7 @@ class Topics:
         """What a topic created here is told."""
         self._configs = {1: self.config}
         """By the number of partitions."""
+        self._audit = audit_of(services)
         self.shard.listeners.append(self._heard)
 
     @classmethod
@@ -191,8 +194,14 @@ class Topics:
             raise OverLimit(f"consumers for {topic}:{channel} exceeds limit of {limit}")
         clients[client] = None  # from here on the channel is not empty, if it is ephemeral
         try:
+            await self.shard.know(topic)
+            known = self.shard.identity.queues.get(topic)
+            is_new = known is None or channel not in known.channels
             await self.create_topic(topic)
             await self.create_channel(topic, channel)
+            if is_new:
+                address = client.remote_address.rpartition(":")[0].strip("[]")
+                self._audit.note(client.identity or ANYBODY.name, address, "SUB", topic, {"channel": channel})
             client.session = await self.shard.call(OpenSession(name=f"nsq {client.remote_address}", bound=True))
             subscribed: Subscribed = await self.shard.call(
                 Subscribe(
