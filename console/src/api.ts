@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import type { Me, Operations, QueueRow, RatesPerSecond, ServerOverview } from "./schema";
+import { parsedJson } from "./text";
 
 export type * from "./schema";
 
@@ -76,7 +77,7 @@ export async function ask<K extends Key>(
 
 export async function askAt<K extends Key>(method: string, path: string, body?: unknown): Promise<Operations[K]["answer"]> {
   const text = await (await request(method, path, "application/json", body)).text();
-  return (text ? JSON.parse(text) : undefined) as Operations[K]["answer"];
+  return (text ? parsedJson(text) : undefined) as Operations[K]["answer"];
 }
 
 /** The same as a file in another format. */

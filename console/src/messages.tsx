@@ -2,7 +2,7 @@ import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, prettyJson } from "./text";
+import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -622,7 +622,7 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
   const [template, setTemplate] = useState("");
   const simple = (): [string, unknown][] => {
     try {
-      return Object.entries(JSON.parse(attributes || "{}"));
+      return Object.entries(parsedAttributes(attributes));
     } catch {
       return [];
     }
@@ -664,7 +664,7 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
     : ["curl", "-X", "POST", `${location.origin}/v1/queues/${encodeURIComponent(queue)}/messages`, "-H", "content-type: application/json", "-d", JSON.stringify(made())];
   const send = async () => {
     try {
-      JSON.parse(attributes || "{}");
+      parsedAttributes(attributes);
     } catch {
       throw new Error('The attributes are not JSON. Write {"name": "value"}.');
     }

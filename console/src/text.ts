@@ -63,6 +63,33 @@ export function hex(data: Uint8Array, most = 4096): string {
   return lines.join("\n");
 }
 
+/** A number that JavaScript would write in another way: `1.0`, or one of more than 53 bits. */
+class Digits {
+  constructor(readonly digits: string) {}
+  toJSON(): unknown {
+    return (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(this.digits);
+  }
+}
+const asNumber = (value: unknown): unknown => (value instanceof Digits ? Number(value.digits) : value);
+
+/** JSON as a value. The numbers in what is called `attributes` are those of a message: they keep their digits, to be shown and sent again. */
+export function parsedJson(text: string): unknown {
+  if (!text.includes('"attributes"') || !("rawJSON" in JSON)) return JSON.parse(text);
+  const revived = (key: string, value: unknown, { source }: { source?: string }): unknown => {
+    if (typeof value === "number") return JSON.stringify(value) === source ? value : new Digits(source!);
+    if (key === "attributes" || value === null || typeof value !== "object" || value instanceof Digits) return value;
+    return Array.isArray(value) ? value.map(asNumber) : Object.fromEntries(Object.entries(value).map(([name, each]) => [name, asNumber(each)]));
+  };
+  return asNumber(JSON.parse(text, revived as never));
+}
+
+/** The attributes of a message, from JSON. */
+export function parsedAttributes(text: string): Record<string, unknown> {
+  const given = text.trim() || "{}";
+  JSON.parse(given); // alone it is JSON, too
+  return (parsedJson(`{"attributes":${given}}`) as { attributes: Record<string, unknown> }).attributes;
+}
+
 const JSON_TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|\[\s*\]|\{\s*\}|[[\]{},:]|[^\s"[\]{},:]+/g;
 const DEPTH_MAX = 100;
 /** JSON, indented, each of its tokens as it was sent; null when the text is none, or too deep to be read. */

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from penstock.core.commands import ListQueues
@@ -347,6 +348,26 @@ def test_a_message_is_sent_from_a_template_and_sent_again_changed(browser: Brows
             ('{"order": 33}', {"table": "7"}, "delayed"),
         ]
         assert len(asked(server, "/v1/queues/orders/messages?contains=changed")["messages"]) == 1
+
+
+def test_attributes_that_are_numbers_are_shown_and_sent_again_as_they_are(browser: Browser, server: Server) -> None:
+    """JavaScript has one kind of number: it would make 1.0 an integer, and change the last digits of large ones."""
+    attributes = {"id": 9007199254740993, "rate": 1.0, "least": -(2**63), "small": 7, "text": "9007199254740993.0"}
+    with httpx.Client(base_url=server.url) as client:
+        client.post("/v1/queues/orders/messages", json={"body": "numbers", "attributes": attributes})
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 7")
+        page.value("document.querySelectorAll('.messages tbody tr')[6].click()")
+        page.until("document.body.textContent.includes('9007199254740993')")
+        shown = page.value("[...document.querySelectorAll('dd.mono')].map((each) => each.textContent)")
+        assert {"9007199254740993", "1.0", "-9223372036854775808", "7"} <= {*shown}
+        press(page, "Edit and send again…")
+        labelled(page, "Body", "numbers again")
+        assert "9007199254740993" in shown_command(page)
+        press(page, "Send", "dialog")
+        page.until(f"{MESSAGES} === 8")
+        first, again = asked(server, "/v1/queues/orders/messages?contains=numbers")["messages"]
+        assert repr(again["attributes"]) == repr(first["attributes"]) == repr(attributes)
 
 
 def test_one_message_or_a_selection_is_released_rescheduled_and_deleted(browser: Browser, server: Server) -> None:
