@@ -20,14 +20,14 @@ _COLOURS = (BLUE, AMBER, FAINT, GREEN, RED, GREY)
 
 HEADING = """# Benchmarks
 
-How fast is Penstock, compared to other systems? Each question has one chart. `make bench` measures, and writes this
-page and [the full tables](benchmarks-history.md).
+How fast is Penstock, compared to other systems? Each section answers one question with a chart. `make bench` measures,
+and writes this page and [the full tables](benchmarks-history.md).
 
-- **Penstock syncs to disk (`fdatasync`) before each acknowledgement**, except where the memory store is named.
-- Compare the bars of one group. The systems of a group took turns in one run on one machine, so their ratio means
-  more than the rate itself.
+- **Penstock syncs to disk (`fdatasync`) before each acknowledgement**, except where a section names the memory store.
+- Compare the bars within one group. The systems of a group took turns in one run on one machine, so the ratio between
+  them means more than the rates themselves.
 - The machine: {machine}. Clients, servers and load generators share its cores.
-- Each question had a target before it was measured. The page lists every target that was missed.
+- Each question had a target before it was measured. Each section lists the targets that Penstock missed.
 """
 
 
@@ -46,20 +46,21 @@ class Question:
 QUESTIONS = {
     "sqs": Question(
         "How does the SQS API compare to ElasticMQ?",
-        "64 connections over loopback, each waits for its answer; ElasticMQ keeps messages in memory, Penstock syncs",
+        "64 connections over loopback, each with one request at a time; "
+        "ElasticMQ keeps messages in memory, Penstock syncs",
         "requests/s",
         ("Penstock", "ElasticMQ"),
     ),
     "nsq": Question(
         "How does NSQ's own benchmark compare to nsqd?",
-        "NSQ's bench_writer and bench_reader, 200 messages of 200 bytes an MPUB; "
-        "nsqd syncs every 2,500 messages, Penstock before `OK`",
+        "NSQ's bench_writer and bench_reader, 200 messages of 200 bytes in each MPUB; "
+        "nsqd syncs every 2,500 messages, Penstock before each `OK`",
         "messages/s",
         ("Penstock", "nsqd"),
     ),
     "client": Question(
         "How does the Python client compare to those of Redis, RabbitMQ and NATS?",
-        "one client and one server over loopback, 200-byte messages; how far each syncs is in the full tables",
+        "one client and one server over loopback, 200-byte messages; the full tables say when each server syncs",
         "messages/s",
         ("Penstock", "Redis, fsync always", "Redis, fsync every second", "RabbitMQ", "NATS"),
     ),
@@ -71,50 +72,50 @@ QUESTIONS = {
     ),
     "spark": Question(
         "How fast does Spark read and write queues, compared to Parquet?",
-        "1,000,000 messages of 200 bytes, `local[2]`",
+        "1,000,000 messages of 200 bytes, Spark with `local[2]`",
         "rows/s",
         ("Penstock", "Parquet"),
     ),
     "builds": Question(
         "What do the compiled build and credentials change?",
-        "the server's processor time for a message that 16 clients send, receive and acknowledge one by one",
+        "the server's processor time for each message, with 16 clients that send, receive and acknowledge one by one",
         "microseconds; less is better",
         ("compiled", "compiled, credentials", "sources", "sources, credentials"),
     ),
     "many": Question(
         "Do 100,000 queues delay other requests?",
-        "the longest time that the event loop did nothing else while it answered, with 100 queues and with 100,000",
+        "the longest time for which answering a request blocked the event loop, with 100 queues and with 100,000",
         "ms; less is better",
         ("held, 100", "held, 100,000"),
     ),
     "e": Question(
         "Does a long backlog slow a queue down?",
-        "5,000,000 waiting messages against 5,000, in process",
+        "5,000,000 waiting messages compared with 5,000, in one process",
         "messages/s",
         ("5,000 waiting", "5,000,000 waiting"),
         "messages/s",
     ),
     "b": Question(
         "What does group commit give senders that send one message at a time?",
-        "64 senders in process, each waits for the disk; the baseline is SQLite with one commit a message",
+        "64 senders in one process, each waits for the disk; the baseline is SQLite with one commit for each message",
         "messages/s",
         ("messages/s",),
     ),
     "c": Question(
         "How does an embedded queue compare to queues on SQLite?",
-        "200-byte messages in process; all three sync every commit",
+        "200-byte messages, in one process; all three sync every commit",
         "messages/s",
         ("Penstock", "litequeue", "persist-queue"),
     ),
     "a": Question(
         "How close do durable sends come to writing a plain file?",
-        "200-byte messages in batches of 1,000, in process; the file gets one write and one sync for each batch",
+        "200-byte messages in batches of 1,000, in one process; the file gets one write and one sync for each batch",
         "messages/s",
         ("messages/s",),
     ),
     "d": Question(
         "What does the core cost, compared to a bare Python queue?",
-        "send, lease and ack in memory, one thread; the baseline is a deque and a dict that promise nothing",
+        "send, lease and ack in memory, one thread; the baseline is a deque and a dict without any guarantees",
         "messages/s, by size of a batch",
         ("core, messages/s", "deque and dict, messages/s"),
     ),
@@ -198,7 +199,7 @@ def misses(section: str) -> list[str]:
                     name = f"{header[0]} of {row[0]}" if row[0].isdecimal() else row[0]
                     if not re.match(r"[\d.]", row[1]):
                         name += f" of {row[1]}"
-                    said.append(f"{name}: {measured}. The target was {cell.partition(':')[0]}")
+                    said.append(f"{name}: {measured}. The target was {cell.partition(':')[0]}.")
     return said
 
 
@@ -209,8 +210,10 @@ def _measured(header: list[str], row: list[str], place: int) -> str:
     column = header.index(named) if named else ratios[0] if "processor" in header[ratios[-1]] else ratios[-1]
     value, _, rest = row[column].partition(" (")
     what = rest.partition(") ")[2] or header[column].removeprefix("ratio").strip()
+    if what.startswith(("to ", "of ")):
+        return f"{value} times that of {what[3:]}"
     if what:
-        return f"{value} ({what})"
+        return f"{value}, the ratio of {what}"
     other = next(
         name for name, cell in zip(header[1:], row[1:], strict=True) if name != "Penstock" and cell[0].isdigit()
     )

@@ -53,7 +53,7 @@ def settings_table() -> str:
         if each.name in _EXPLAINED:
             meaning += f": [see there]({_EXPLAINED[each.name]})"
         if each.setting.for_life:
-            meaning += " (for life)"
+            meaning += ". It cannot be changed later"
         cells = (f"`{each.name}`", _value(each.field, each.default), _range(each), _in_sqs(each.setting.sqs), meaning)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -203,7 +203,7 @@ class SqsSettings(_Section, frozen=True):
 
 
 class SnsSettings(_Section, frozen=True):
-    """How SNS, on the port of SQS, delivers to HTTP(S) endpoints, and signs."""
+    """How SNS (on the port of SQS) delivers messages to HTTP(S) endpoints, and signs them."""
 
     http_targets: Annotated[
         list[str],
@@ -445,8 +445,8 @@ class WebsocketSettings(_Section, frozen=True):
     answer_bytes_max: Annotated[
         int,
         Setting(
-            "About how many bytes of bodies one answer may have. A delivery is cut by the average size of the queue's "
-            "messages.",
+            "About how many bytes of bodies one answer may have. The size of a delivery is estimated from the average "
+            "size of the queue's messages.",
             1,
             live=True,
         ),
@@ -481,7 +481,7 @@ class MetricsSettings(_Section, frozen=True):
 
 
 class HistorySettings(_Section, frozen=True):
-    """Rates and depths of the last 14 days, in a small file in the data directory: the console's charts."""
+    """Rates and queue depths of the last 14 days, for the console's charts: a small file in the data directory."""
 
     enabled: Annotated[bool, Setting("Keep a history.")] = True
     queues: Annotated[
@@ -547,9 +547,9 @@ class EventSettings(_Section, frozen=True):
     retention_bytes: Annotated[int, Setting("The oldest events are deleted when the queue is larger than this.", 1)] = (
         256 * 1024 * 1024
     )
-    flush_s: Annotated[float, Setting("How long an event waits for a commit that it can be written with.", above=0)] = (
-        1.0
-    )
+    flush_s: Annotated[
+        float, Setting("How long an event may wait to be written together with another commit.", above=0)
+    ] = 1.0
 
 
 class ClusterSettings(_Section, frozen=True):
@@ -766,7 +766,8 @@ class ZooKeeperSettings(_Section, frozen=True):
     password_file: Annotated[str | None, Setting("The file that holds the password.")] = None
     tls: Annotated[bool, Setting("Connect to the servers with TLS, at their secure ports.")] = False
     tls_ca: Annotated[
-        str | None, Setting("The file of the authority of the servers' certificates. None: those of the machine.")
+        str | None,
+        Setting("The file of the authority that signs the servers' certificates. None: the machine's authorities."),
     ] = None
     tls_certificate: Annotated[str | None, Setting("The file of the nodes' certificate, if servers ask for one.")] = (
         None

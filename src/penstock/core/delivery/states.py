@@ -74,18 +74,18 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 """Which event takes which state where. An event missing from a state's row cannot happen to it."""
 
 EXPLAINED: dict[Event, str] = {
-    Event.LEASE: "handed to a session until a deadline; attempts goes up by one",
-    Event.ACK: "the work is done (also late: the lease ran out, but nobody else got the message yet)",
-    Event.RETRY: "a failed delivery (release, expiry, end of session), ready again at once",
-    Event.POSTPONE: "a failed delivery that waits for its backoff",
-    Event.EXTEND: "a heartbeat: a later deadline, up to twelve hours from the receive",
+    Event.LEASE: "a session receives it, and holds it until a deadline; `attempts` goes up by one",
+    Event.ACK: "the work is done (possibly late: the lease has run out, but nobody else has received the message)",
+    Event.RETRY: "the delivery failed (release, expiry, end of session), and the message is ready at once",
+    Event.POSTPONE: "the delivery failed, and the message waits for its backoff",
+    Event.EXTEND: "the lease gets a later deadline, up to twelve hours after the receive",
     Event.COME_DUE: "the due time has come",
-    Event.MOVE: "goes on elsewhere: in the retry lane, or in the dead-letter queue",
-    Event.DROP: "purge, retention, or the end of the channel",
-    Event.HOLD_BACK: "comes into a lane before it is due: sent with a delay, or moved there with its backoff",
-    Event.GIVE_BACK: "the receiver left before it got the message: as if it had not been handed out",
-    Event.TAKE_BACK: "salvage: it went on in the retry lane, and is not readable there",
-    Event.RECALL: "a crash forgot a receive, and its receiver settles the message: leased again, on that attempt",
+    Event.MOVE: "it moves to the retry lane, or to the dead-letter queue",
+    Event.DROP: "a purge, retention, or the deletion of the channel",
+    Event.HOLD_BACK: "it enters a lane before it is due: sent with a delay, or moved there with a backoff",
+    Event.GIVE_BACK: "the receiver left before it got the message; the delivery does not count",
+    Event.TAKE_BACK: "salvage: it had moved to the retry lane, and is not readable there",
+    Event.RECALL: "a crash forgot a receive, and its receiver settles the message now; it is leased on that attempt",
 }
 
 
