@@ -517,7 +517,7 @@ class AuditSettings(_Section, frozen=True):
     enabled: Annotated[bool, Setting("Keep an audit log: the file `audit.jsonl` in the data directory.")] = True
     bytes_max: Annotated[
         int,
-        Setting("The largest size of the log. When it is full, callers with many lines lose their oldest ones.", 64 * 1024),
+        Setting("The largest size. When the log is full, callers with many lines lose their oldest ones.", 64 * 1024),
     ] = 16 * 1024 * 1024
 
 
