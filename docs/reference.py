@@ -153,9 +153,19 @@ def _fields(public: type) -> dict[str, str]:
     return {field: re.sub(r"^Annotated\[([^,]+), .*\]$", r"\1", kind, flags=re.DOTALL) for field, kind in found.items()}
 
 
+_INTERNAL = {
+    "Listener": {"prepare", "tell_of_stops", "room", "ask", "take"},
+    "ListenerMetrics": {"worked", "new_worker", "collect", "describe"},
+    "Message": {"extended_to", "lease_ends_ms", "place", "span"},
+    "Batch": {"spans"},
+    "UnitOfWork": {"hold", "let_go", "begin_commit", "end_commit", "abandon"},
+}
+"""Class -> members that other modules of Penstock use, and programs do not."""
+
+
 def _members(public: type) -> Iterator[tuple[str, Any]]:
     """Methods and properties that a user may call, those of the bases included."""
-    seen: set[str] = set()
+    seen: set[str] = set(_INTERNAL.get(public.__name__, ()))
     for base in public.__mro__:
         if base.__module__.partition(".")[0] != "penstock":
             continue

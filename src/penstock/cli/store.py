@@ -63,7 +63,7 @@ _SAID_HERE = {
     "a dedup id (unless": "a dedup id (--dedup-id, unless",
     "Change the settings of the queue instead of creating it": "`penstock queue configure` changes them",
     "With a target,": "With --to QUEUE,",
-    "Creating a queue, or sending to it, makes it": "`penstock queue list` lists the queues",
+    "To create the queue, send a message to it": "`penstock queue list` lists the queues",
 }
 """What errors advise, as the command line says it."""
 

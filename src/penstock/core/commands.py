@@ -180,7 +180,7 @@ class QueueTally(NamedTuple):
 
 
 class QueueInfo(msgspec.Struct):
-    """A queue, described."""
+    """A queue: its settings, its channels and its size."""
 
     name: str
     queue_id: int
@@ -204,7 +204,7 @@ class CatalogEvent(NamedTuple):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A report of a damaged chunk, or (with `last` below `first`) of other damage, out of `Broker.take_reports`."""
+    """A report of damage: of messages `first` to `last` or, if `last` is below `first`, of something else."""
 
     queue: str
     first: int
@@ -1067,7 +1067,7 @@ class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionInfo(msgspec.Struct):
-    """A session, and what it holds."""
+    """A session or connection, and the messages that it holds."""
 
     session: int
     """0: leases of nobody in particular."""
@@ -1085,7 +1085,7 @@ class SessionInfo(msgspec.Struct):
 
     @property
     def id(self) -> str:
-        """How it is named to be ended.
+        """The id by which it can be ended.
 
         >>> SessionInfo(17).id, session_named("0-17"), session_named("seventeen")
         ('0-17', (0, 17), None)
@@ -1418,7 +1418,7 @@ class RescheduleMessages(Command):
 
 
 class RedriveTask(msgspec.Struct):
-    """A redrive and how far it is."""
+    """A redrive, and how far it is."""
 
     task: int
     queue: str
