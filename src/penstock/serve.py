@@ -39,7 +39,7 @@ Config = Annotated[
     Path | None,
     Option(help="A penstock.toml. Environment variables and flags override it.", envvar="PENSTOCK_CONFIG"),
 ]
-ReadyFile = Annotated[Path | None, Option(help="Written, as JSON, when everything listens.")]
+ReadyFile = Annotated[Path | None, Option(help="A JSON file to write when the server accepts connections.")]
 
 
 def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:

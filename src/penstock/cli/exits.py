@@ -206,7 +206,7 @@ def not_opened(path: Path, error: OSError, said: str) -> click.BadParameter:
 
 # -- questions ---------------------------------------------------------------------------------------------------------
 
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation. Without a terminal, no command asks.")]
 
 
 def confirm(question: str | Callable[[], str], yes: bool) -> None:

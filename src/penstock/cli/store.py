@@ -215,7 +215,7 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
 
 # -- penstock store ----------------------------------------------------------------------------------------------------
 
-stores = Group(help="Back up a data directory; check it for damage; salvage what is readable of it.")
+stores = Group(help="Back up a data directory; check it for damage; salvage what is readable.")
 
 
 @stores.command()
@@ -226,7 +226,7 @@ def backup(
 ) -> None:
     """Copy a data directory while a server serves from it, and check the copy.
 
-    Everything that was acknowledged before the command began is in the copy. Exit status 0: it is whole; 1: it is not.
+    Everything that was acknowledged before the command began is in the copy. Exit status 0: no damage; 1: damage.
     """
     import msgspec
 
@@ -250,7 +250,7 @@ def backup(
 
 @stores.command()
 def check(data: Data = None, as_json: AsJson = False) -> None:
-    """Read everything in a directory, and list what is damaged. Exit status 0: nothing is; 1: something is.
+    """Read everything in a directory, and list what is damaged. Exit status 0: no damage; 1: damage.
 
     Nothing is changed, and a server may have the directory open.
     """
