@@ -6,14 +6,19 @@ declared settings, metric families, the tables of errors. A test fails when a pa
 
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import click
+import msgspec
 
 import penstock
 from penstock import cli
@@ -27,9 +32,10 @@ from penstock.protocols.http import HttpCounters
 from penstock.protocols.lookup.service import LookupService
 from penstock.protocols.nsq.server import _families as nsq_families
 from penstock.protocols.rest.app import resources_of
-from penstock.protocols.rest.operations import document, operations_of
+from penstock.protocols.rest.operations import Operation, document, operations_of
 from penstock.protocols.rest.pages import EXPLAINED
 from penstock.protocols.rest.problems import RestError, code_of
+from penstock.protocols.rest.shapes import Result, Shape
 from penstock.protocols.sns.delivery import Deliveries
 from penstock.protocols.sqs.errors import KINDS, from_core
 from penstock.server.metrics import RequestMeter, queue_families, tally_families, traffic_families
@@ -37,6 +43,7 @@ from penstock.server.node import Node
 from penstock.server.tally import Tally
 from penstock.store.base import StoreStats
 
+_SOURCES = Path(__file__).parent.parent / "src"
 _MADE = "*This page is made from the code by `python -m docs.draw`.*"
 
 
@@ -219,24 +226,52 @@ def _prose(public: object) -> Iterator[str]:
 # -- REST --------------------------------------------------------------------------------------------------------------
 
 
-def _rest_document() -> dict[str, Any]:
+def _rest_operations() -> list[Operation]:
     settings = SimpleNamespace(rest=None)
     services: Any = SimpleNamespace(shard=None, settings=settings)
-    operations = list(operations_of(resources_of(services, penstock.__version__)))
-    return document(operations, penstock.__version__, needs_credentials=False)
+    return list(operations_of(resources_of(services, penstock.__version__)))
+
+
+@functools.cache
+def _field_docs(shape: type) -> dict[str, str]:
+    """What the strings below the fields of a struct say, those of its bases included: field -> text."""
+    if not issubclass(shape, msgspec.Struct) or shape is msgspec.Struct:
+        return {}
+    told = {name: text for base in reversed(shape.__bases__) for name, text in _field_docs(base).items()}
+    source = (_SOURCES / (shape.__module__.replace(".", "/") + ".py")).read_text()
+    classes = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ClassDef))
+    body = next((each.body for each in classes if each.name == shape.__name__), [])
+    names = dict(zip(shape.__struct_fields__, shape.__struct_encode_fields__, strict=True))
+    for field, after in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id in names:
+            told.pop(names[field.target.id], None)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                told[names[field.target.id]] = " ".join(str(after.value.value).split())
+    return told
+
+
+def _shapes(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _shapes(each)
 
 
 def rest() -> str:
     """Every operation of the API, and every shape."""
-    described = _rest_document()
+    operations = _rest_operations()
+    described = document(operations, penstock.__version__, needs_credentials=False)
+    queries = {each.name: each.query for each in operations}
     by_tag: dict[str, list[str]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
-            by_tag.setdefault(operation["tags"][0], []).append("\n\n".join(_operation(path, method, operation)))
+            query = queries[operation["operationId"]]
+            told = {} if query is None else _field_docs(query)
+            by_tag.setdefault(operation["tags"][0], []).append("\n\n".join(_operation(path, method, operation, told)))
+    shapes = {each.__name__: each for base in (Shape, Result) for each in _shapes(base)}
     parts = [text for tag, operations in by_tag.items() for text in (f"## {tag.capitalize()}", *operations)]
     parts.append("## Shapes")
     for name, schema in sorted(described["components"]["schemas"].items()):
-        parts += _shape(name, schema)
+        parts += _shape(name, schema, _field_docs(shapes[name]) if name in shapes else {})
     about = (
         "Every request of the REST API, as `/v1/openapi.json` of a running server has it. The [guide](../rest.md) "
         "explains credentials, batches, sessions and waiting. Any operation can answer with a problem: "
@@ -245,7 +280,7 @@ def rest() -> str:
     return _page("REST API", about, parts)
 
 
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[str]:
+def _operation(path: str, method: str, operation: Mapping[str, Any], told: Mapping[str, str]) -> Iterator[str]:
     yield f"### `{method.upper()} {path}`"
     yield operation["summary"]
     if "description" in operation:
@@ -255,7 +290,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
             f"`{each['name']}`",
             each["in"] + (", required" if each["in"] == "query" and each["required"] else ""),
             _type(each["schema"]),
-            _meaning({**each["schema"], **({"description": each["description"]} if "description" in each else {})}),
+            _meaning({**each["schema"], **_about(each, told.get(each["name"], ""))}),
         )
         for each in operation["parameters"]
     ]
@@ -280,7 +315,13 @@ def _contents(content: Mapping[str, Any]) -> str:
     return ", or ".join(kinds)
 
 
-def _shape(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+def _about(described: Mapping[str, Any], told: str) -> dict[str, str]:
+    """What is said of a field: by the string below it, or by its type."""
+    text = told or described.get("description", "")
+    return {"description": text} if text else {}
+
+
+def _shape(name: str, schema: Mapping[str, Any], told: Mapping[str, str]) -> Iterator[str]:
     yield f"### {name}"
     if "description" in schema:
         yield " ".join(schema["description"].partition("\n\n")[0].split())
@@ -289,7 +330,11 @@ def _shape(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         yield _table(
             ("field", "type", "meaning"),
             (
-                (f"`{field}`" + (" (required)" if field in required else ""), _type(each), _meaning(each))
+                (
+                    f"`{field}`" + (" (required)" if field in required else ""),
+                    _type(each),
+                    _meaning({**each, **_about(each, told.get(field, ""))}),
+                )
                 for field, each in schema["properties"].items()
             ),
         )
@@ -331,9 +376,11 @@ def _meaning(schema: Mapping[str, Any]) -> str:
     inner = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     bounds = {**(inner[0] if len(inner) == 1 else {}), **schema}
     parts = [" ".join(str(schema.get("description", "")).split()).removesuffix(".")]
-    parts += [text.format(bounds[key]) for key, text in _BOUNDS.items() if key in bounds]
+    limits = [text.format(bounds[key]) for key, text in _BOUNDS.items() if key in bounds]
+    parts += [each.replace(" 1 characters", " 1 character") for each in limits]
     if schema.get("default") not in (None, "", [], {}):
         default = schema["default"]
+        default = ", ".join(default) if isinstance(default, tuple | list) else default
         parts.append(f"default `{str(default).lower() if isinstance(default, bool) else default}`")
     return "; ".join(part for part in parts if part)
 
@@ -481,15 +528,15 @@ def metrics() -> str:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 _NSQ = {
-    "E_AUTH_DISABLED": "The server has no credentials, and the client sent AUTH. Do without it.",
+    "E_AUTH_DISABLED": "The server has no credentials, but the client sent AUTH. Leave it out.",
     "E_AUTH_FAILED": "The secret is wrong.",
     "E_AUTH_FIRST": "The server needs credentials. Send AUTH before anything else.",
     "E_BAD_BODY": "The body of IDENTIFY, MPUB or AUTH cannot be read, or a value in it is out of range.",
     "E_BAD_CHANNEL": "No channel can have this name.",
-    "E_BAD_MESSAGE": "A message is empty, or larger than the server takes.",
+    "E_BAD_MESSAGE": "A message is empty, or larger than the server accepts.",
     "E_BAD_PROTOCOL": "The connection did not begin with two spaces and `V2`.",
     "E_BAD_TOPIC": "No topic can have this name.",
-    "E_IDENTIFY_FAILED": "The features that the client asked for do not go together.",
+    "E_IDENTIFY_FAILED": "The features that the client asked for cannot be combined.",
     "E_INVALID": "The command is unknown, malformed, or not allowed in this state.",
     "E_UNAUTHORIZED": "The credentials do not allow this.",
     "E_PUB_FAILED": "The message was not accepted. MPUB and DPUB: `E_MPUB_FAILED`, `E_DPUB_FAILED`.",

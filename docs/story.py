@@ -56,7 +56,7 @@ def good_life() -> str:
     story = _opened()
     story.tell("sent", "a chunk of one message, ahead of the cursor", Send(queue=QUEUE, bodies=[b"one"]))
     story.tell("received", "the cursor brings the chunk in; its entry is whole", Receive(queue=QUEUE))
-    story.tell("acked", "the last message of its chunk; nobody else needs the chunk", Ack(queue=QUEUE, spans=story.held))
+    story.tell("acked", "the last message of its chunk, which nobody else needs", Ack(queue=QUEUE, spans=story.held))
     return "\n".join(story.rows)
 
 
@@ -76,7 +76,7 @@ def hard_life() -> str:
     story.tell("released: boom", "the first failure: ready again in place", released("boom"))
     story.tell("received, attempt 2", "it comes before messages that were never delivered", Receive(queue=QUEUE))
     story.tell("released: boom", "moved to the retry lane, DELAYED for a second", released("boom"))
-    story.tell("the other one is received", "now it is the turn of messages that were never delivered", Receive(queue=QUEUE))
+    story.tell("the other one is received", "it is the turn of messages never delivered before", Receive(queue=QUEUE))
     story.tell("the other one is acked", "its chunk is done", Ack(queue=QUEUE, spans=story.held))
     story.wait(SECOND_MS)
     story.tell("due", "READY, in the retry lane")

@@ -166,13 +166,15 @@ class ListenerMetrics:
         for counter, help_text in (
             ("handled", "Messages that were handled and committed."),
             ("failed", "Messages that were released with an error."),
-            ("lost", "Messages whose lease was gone before they were settled."),
+            ("lost", "Messages whose lease had ended before they were settled."),
             ("receive_errors", "Receives that failed and were tried again."),
         ):
             family = CounterMetricFamily(f"penstock_listener_{counter}", help_text, labels=names)
             family.add_metric(values, getattr(self, counter))
             yield family
-        gauge = GaugeMetricFamily("penstock_listener_in_hand", "Messages leased and not settled.", labels=names)
+        gauge = GaugeMetricFamily(
+            "penstock_listener_in_hand", "Messages that are leased and not yet settled.", labels=names
+        )
         gauge.add_metric(values, self.in_hand)
         yield gauge
         times = self.handler_seconds
