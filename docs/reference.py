@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
-import msgspec
 
 import penstock
 from penstock import cli
@@ -27,6 +26,7 @@ from penstock.cluster.node import shard_families
 from penstock.cluster.routing.router import Router
 from penstock.core.errors import PenstockError, ReceiptRefused
 from penstock.core.queues.config import SETTINGS
+from penstock.core.settings import Declared, declared
 from penstock.protocols.front_end import http_families
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.lookup.service import LookupService
@@ -126,7 +126,9 @@ def _described(name: str, public: Any) -> Iterator[str]:
         return
     fields = _fields(public)
     if fields:
-        yield _table(("field", "type"), ((f"`{field}`", f"`{kind}`") for field, kind in fields.items()))
+        told = _field_docs(public)
+        rows = ((f"`{field}`", f"`{kind}`", told.get(field, "")) for field, kind in fields.items())
+        yield _table(("field", "type", "meaning"), rows)
     properties = [
         (f"`{member}`", f"`{inspect.signature(value.fget).return_annotation}`".replace("'", ""), _first(value))
         for member, value in _members(public)
@@ -233,24 +235,35 @@ def _rest_operations() -> list[Operation]:
 
 
 @functools.cache
-def _field_docs(shape: type) -> dict[str, str]:
-    """What the strings below the fields of a struct say, those of its bases included: field -> text."""
-    if not issubclass(shape, msgspec.Struct) or shape is msgspec.Struct:
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module, as they are written."""
+    parsed = ast.parse((_SOURCES / (module.replace(".", "/") + ".py")).read_text())
+    return {each.name: each for each in ast.walk(parsed) if isinstance(each, ast.ClassDef)}
+
+
+def _field_docs(shape: type[Any]) -> dict[str, str]:
+    """What the strings below the fields of a record say, those of its bases included: field -> text."""
+    if not shape.__module__.startswith("penstock."):
         return {}
     told = {name: text for base in reversed(shape.__bases__) for name, text in _field_docs(base).items()}
-    source = (_SOURCES / (shape.__module__.replace(".", "/") + ".py")).read_text()
-    classes = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ClassDef))
-    body = next((each.body for each in classes if each.name == shape.__name__), [])
-    names = dict(zip(shape.__struct_fields__, shape.__struct_encode_fields__, strict=True))
-    for field, after in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id in names:
-            told.pop(names[field.target.id], None)
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                told[names[field.target.id]] = " ".join(str(after.value.value).split())
+    told |= {name: each.setting.help.removesuffix(".") for name, each in _settings_of(shape).items()}
+    encoded = getattr(shape, "__struct_encode_fields__", ())
+    names = dict(zip(getattr(shape, "__struct_fields__", ()), encoded, strict=True))
+    written = _classes(shape.__module__).get(shape.__name__)
+    for field, after in pairwise(written.body if written is not None else ()):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                told[names.get(name, name)] = " ".join(str(text).split())
     return told
 
 
-def _shapes(kind: type) -> Iterator[type]:
+def _settings_of(shape: type) -> dict[str, Declared]:
+    """The settings that the fields of a record are."""
+    found: Mapping[str, Declared] = declared(shape) if shape in (penstock.QueueConfig, penstock.Backoff) else {}
+    return {each.field: each for each in found.values()}
+
+
+def _shapes(kind: type[Any]) -> Iterator[type[Any]]:
     for each in kind.__subclasses__():
         yield each
         yield from _shapes(each)

@@ -41,7 +41,7 @@ def connect(
 ) -> Penstock:
     """Connect to a server: `penstock://host:9325`, or `penstocks://host:9325` for TLS. The same API as `open`.
 
-    `token`: a bearer token, or `access_key:secret_key`. `name`: whom this client stands for, in the history of failed
+    `token`: a bearer token, or `access_key:secret_key`. `name`: the name of this client in the history of failed
     deliveries. `transport`: "websocket", "long_poll" or "poll"; by default the first of them that works. `timeout`:
     how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None:
     forever). `prefetch`: how many messages to fetch before `receive` asks for them, one number or one for each queue.

@@ -215,7 +215,7 @@ class SentMessage:
     id: str
     sequence: int
     duplicate: bool = False
-    """It was known already (by its dedup id): id and sequence number are the original's, and nothing was added."""
+    """A message with this dedup id was sent before. Nothing was added; id and number are those of the first one."""
 
 
 class SentMessages(Sequence[SentMessage]):

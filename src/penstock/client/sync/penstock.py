@@ -123,7 +123,7 @@ class Redrive:
         return task
 
     def wait(self, timeout: Seconds | None = None) -> RedriveTask:
-        """Wait until the redrive is over, or the time is up. `status` says which."""
+        """Wait until the redrive is over, or the time is up. The `status` says which."""
         left_ms = length_ms(timeout, "timeout")
         looks = 0
         while True:
@@ -192,9 +192,9 @@ class Penstock:
     def sessions(self, queue: str | None = None, *, limit: int = 1_000) -> list[SessionInfo]:
         """Who holds messages of a queue or of all queues, since when and until when. Those that hold most come first.
 
-        A session is a connection, or one that a client opened. For one queue, session number 0 stands for messages that
-        are held without a session. You see only queues that you may read. To see sessions that hold no messages, you
-        need the right to read all queues.
+        These are connections, and sessions that clients opened. For one queue, session number 0 stands for messages
+        that are held without a session. You see only queues that you may read. To see sessions that hold no messages,
+        you need the right to read all queues.
 
         >>> import penstock
         >>> with penstock.open(":memory:") as ps:

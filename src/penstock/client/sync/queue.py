@@ -283,7 +283,7 @@ class Receiver:
     def delete_messages(self, messages: Iterable[str | int]) -> int:
         """Delete messages by id or sequence number, even if somebody holds them. Returns the number of messages.
 
-        Of a queue, they are deleted in all channels.
+        A queue deletes them in all its channels, and a channel only for itself.
         """
         return self._change(DeleteMessages(queue=self._queue, sequences=[], channel=self._deletes_in()), messages)
 
