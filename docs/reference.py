@@ -235,7 +235,7 @@ def _rest_operations() -> list[Operation]:
 
 
 @functools.cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
+def _written_in(module: str) -> dict[str, ast.ClassDef]:
     """The classes of a module, as they are written."""
     parsed = ast.parse((_SOURCES / (module.replace(".", "/") + ".py")).read_text())
     return {each.name: each for each in ast.walk(parsed) if isinstance(each, ast.ClassDef)}
@@ -249,7 +249,7 @@ def _field_docs(shape: type[Any]) -> dict[str, str]:
     told |= {name: each.setting.help.removesuffix(".") for name, each in _settings_of(shape).items()}
     encoded = getattr(shape, "__struct_encode_fields__", ())
     names = dict(zip(getattr(shape, "__struct_fields__", ()), encoded, strict=True))
-    written = _classes(shape.__module__).get(shape.__name__)
+    written = _written_in(shape.__module__).get(shape.__name__)
     for field, after in pairwise(written.body if written is not None else ()):
         match field, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):

@@ -107,7 +107,7 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
 
 
 def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupFlags) -> None:
-    """Tell NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
+    """Run the lookup service, which tells NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server.sources import gathered
 
     with refusals_told(flags, _lookup_flags):

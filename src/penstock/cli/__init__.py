@@ -38,7 +38,7 @@ SECTIONS = {
     },
     "Servers and directories": {
         "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
-        "lookup": Place("penstock.serve:lookup", "Run the lookup service: which node has which topic, for NSQ."),
+        "lookup": Place("penstock.serve:lookup", "Run the lookup service, for NSQ clients of several nodes."),
         "cluster": Place("penstock.cli.cluster:clusters", "Show nodes and shards, move shards, drain nodes."),
         "store": Place("penstock.cli.store:stores", "Back up a data directory; check it for damage; salvage it."),
     },
