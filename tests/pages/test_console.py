@@ -268,7 +268,7 @@ def test_sessions_say_what_they_hold_and_one_can_be_ended(browser: Browser, serv
         press(page, "Messages", ".sessions")
         page.until(f"{MESSAGES} === 1")
         page.value("document.querySelector('.messages tbody tr').click()")
-        shows(page, "a client without a session, over SQS or REST")
+        shows(page, "a client without a session (SQS or REST)")
         facts = dict(zip(reads(page, ".one .facts dt"), reads(page, ".one .facts dd"), strict=True))
         assert facts["Attempts"] == "1"
         assert "UTC, " in facts["Since"] and facts["Since"].endswith(" ago")
