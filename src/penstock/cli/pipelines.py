@@ -133,8 +133,8 @@ def run(
 ) -> None:
     """Run a pipeline. SIGTERM or Ctrl-C stops it after the current batch; a second one stops it at once.
 
-    With a range (--since, --until, --starting-offsets, --ending-offsets) it is a backfill: it reads that range only,
-    beside the pipeline itself, which may run meanwhile.
+    With a range (--since, --until, --starting-offsets, --ending-offsets) it is a backfill: it reads only that range.
+    The pipeline itself may run meanwhile.
     """
     pipeline = _load(file, trigger)
     part = _part(since, until, starting_offsets, ending_offsets, once)

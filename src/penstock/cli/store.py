@@ -40,7 +40,7 @@ Url = Annotated[
     Option(
         "--url",
         "-u",
-        help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
+        help="A server instead of a directory: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
         section="Where the queues are",
     ),
@@ -48,7 +48,7 @@ Url = Annotated[
 Token = Annotated[
     str | None,
     Option(
-        help="The server's token. PENSTOCK_TOKEN is better: other users of a machine can see command lines.",
+        help="The server's token. Better use PENSTOCK_TOKEN: other users of the machine can see command lines.",
         show_default=False,
         section="Where the queues are",
     ),
