@@ -6,10 +6,14 @@ declared settings, metric families, the tables of errors. A test fails when a pa
 
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +26,16 @@ from penstock.cluster.node import shard_families
 from penstock.cluster.routing.router import Router
 from penstock.core.errors import PenstockError, ReceiptRefused
 from penstock.core.queues.config import SETTINGS
+from penstock.core.settings import Declared, declared
 from penstock.protocols.front_end import http_families
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.lookup.service import LookupService
 from penstock.protocols.nsq.server import _families as nsq_families
 from penstock.protocols.rest.app import resources_of
-from penstock.protocols.rest.operations import document, operations_of
+from penstock.protocols.rest.operations import Operation, document, operations_of
 from penstock.protocols.rest.pages import EXPLAINED
 from penstock.protocols.rest.problems import RestError, code_of
+from penstock.protocols.rest.shapes import Result, Shape
 from penstock.protocols.sns.delivery import Deliveries
 from penstock.protocols.sqs.errors import KINDS, from_core
 from penstock.server.metrics import RequestMeter, queue_families, tally_families, traffic_families
@@ -37,6 +43,7 @@ from penstock.server.node import Node
 from penstock.server.tally import Tally
 from penstock.store.base import StoreStats
 
+_SOURCES = Path(__file__).parent.parent / "src"
 _MADE = "*This page is made from the code by `python -m docs.draw`.*"
 
 
@@ -119,7 +126,9 @@ def _described(name: str, public: Any) -> Iterator[str]:
         return
     fields = _fields(public)
     if fields:
-        yield _table(("field", "type"), ((f"`{field}`", f"`{kind}`") for field, kind in fields.items()))
+        told = _field_docs(public)
+        rows = ((f"`{field}`", f"`{kind}`", told.get(field, "")) for field, kind in fields.items())
+        yield _table(("field", "type", "meaning"), rows)
     properties = [
         (f"`{member}`", f"`{inspect.signature(value.fget).return_annotation}`".replace("'", ""), _first(value))
         for member, value in _members(public)
@@ -153,9 +162,19 @@ def _fields(public: type) -> dict[str, str]:
     return {field: re.sub(r"^Annotated\[([^,]+), .*\]$", r"\1", kind, flags=re.DOTALL) for field, kind in found.items()}
 
 
+_INTERNAL = {
+    "Listener": {"prepare", "tell_of_stops", "room", "ask", "take"},
+    "ListenerMetrics": {"worked", "new_worker", "collect", "describe"},
+    "Message": {"extended_to", "lease_ends_ms", "place", "span"},
+    "Batch": {"spans"},
+    "UnitOfWork": {"hold", "let_go", "begin_commit", "end_commit", "abandon"},
+}
+"""Class -> members that other modules of Penstock use, and programs do not."""
+
+
 def _members(public: type) -> Iterator[tuple[str, Any]]:
     """Methods and properties that a user may call, those of the bases included."""
-    seen: set[str] = set()
+    seen: set[str] = set(_INTERNAL.get(public.__name__, ()))
     for base in public.__mro__:
         if base.__module__.partition(".")[0] != "penstock":
             continue
@@ -209,24 +228,63 @@ def _prose(public: object) -> Iterator[str]:
 # -- REST --------------------------------------------------------------------------------------------------------------
 
 
-def _rest_document() -> dict[str, Any]:
+def _rest_operations() -> list[Operation]:
     settings = SimpleNamespace(rest=None)
     services: Any = SimpleNamespace(shard=None, settings=settings)
-    operations = list(operations_of(resources_of(services, penstock.__version__)))
-    return document(operations, penstock.__version__, needs_credentials=False)
+    return list(operations_of(resources_of(services, penstock.__version__)))
+
+
+@functools.cache
+def _written_in(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module, as they are written."""
+    parsed = ast.parse((_SOURCES / (module.replace(".", "/") + ".py")).read_text())
+    return {each.name: each for each in ast.walk(parsed) if isinstance(each, ast.ClassDef)}
+
+
+def _field_docs(shape: type[Any]) -> dict[str, str]:
+    """What the strings below the fields of a record say, those of its bases included: field -> text."""
+    if not shape.__module__.startswith("penstock."):
+        return {}
+    told = {name: text for base in reversed(shape.__bases__) for name, text in _field_docs(base).items()}
+    told |= {name: each.setting.help.removesuffix(".") for name, each in _settings_of(shape).items()}
+    encoded = getattr(shape, "__struct_encode_fields__", ())
+    names = dict(zip(getattr(shape, "__struct_fields__", ()), encoded, strict=True))
+    written = _written_in(shape.__module__).get(shape.__name__)
+    for field, after in pairwise(written.body if written is not None else ()):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                told[names.get(name, name)] = " ".join(str(text).split())
+    return told
+
+
+def _settings_of(shape: type) -> dict[str, Declared]:
+    """The settings that the fields of a record are."""
+    found: Mapping[str, Declared] = declared(shape) if shape in (penstock.QueueConfig, penstock.Backoff) else {}
+    return {each.field: each for each in found.values()}
+
+
+def _shapes(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _shapes(each)
 
 
 def rest() -> str:
     """Every operation of the API, and every shape."""
-    described = _rest_document()
+    operations = _rest_operations()
+    described = document(operations, penstock.__version__, needs_credentials=False)
+    queries = {each.name: each.query for each in operations}
     by_tag: dict[str, list[str]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
-            by_tag.setdefault(operation["tags"][0], []).append("\n\n".join(_operation(path, method, operation)))
+            query = queries[operation["operationId"]]
+            told = {} if query is None else _field_docs(query)
+            by_tag.setdefault(operation["tags"][0], []).append("\n\n".join(_operation(path, method, operation, told)))
+    shapes = {each.__name__: each for base in (Shape, Result) for each in _shapes(base)}
     parts = [text for tag, operations in by_tag.items() for text in (f"## {tag.capitalize()}", *operations)]
     parts.append("## Shapes")
     for name, schema in sorted(described["components"]["schemas"].items()):
-        parts += _shape(name, schema)
+        parts += _shape(name, schema, _field_docs(shapes[name]) if name in shapes else {})
     about = (
         "Every request of the REST API, as `/v1/openapi.json` of a running server has it. The [guide](../rest.md) "
         "explains credentials, batches, sessions and waiting. Any operation can answer with a problem: "
@@ -235,7 +293,7 @@ def rest() -> str:
     return _page("REST API", about, parts)
 
 
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[str]:
+def _operation(path: str, method: str, operation: Mapping[str, Any], told: Mapping[str, str]) -> Iterator[str]:
     yield f"### `{method.upper()} {path}`"
     yield operation["summary"]
     if "description" in operation:
@@ -245,7 +303,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
             f"`{each['name']}`",
             each["in"] + (", required" if each["in"] == "query" and each["required"] else ""),
             _type(each["schema"]),
-            _meaning({**each["schema"], **({"description": each["description"]} if "description" in each else {})}),
+            _meaning({**each["schema"], **_about(each, told.get(each["name"], ""))}),
         )
         for each in operation["parameters"]
     ]
@@ -270,7 +328,13 @@ def _contents(content: Mapping[str, Any]) -> str:
     return ", or ".join(kinds)
 
 
-def _shape(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+def _about(described: Mapping[str, Any], told: str) -> dict[str, str]:
+    """What is said of a field: by the string below it, or by its type."""
+    text = told or described.get("description", "")
+    return {"description": text} if text else {}
+
+
+def _shape(name: str, schema: Mapping[str, Any], told: Mapping[str, str]) -> Iterator[str]:
     yield f"### {name}"
     if "description" in schema:
         yield " ".join(schema["description"].partition("\n\n")[0].split())
@@ -279,7 +343,11 @@ def _shape(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         yield _table(
             ("field", "type", "meaning"),
             (
-                (f"`{field}`" + (" (required)" if field in required else ""), _type(each), _meaning(each))
+                (
+                    f"`{field}`" + (" (required)" if field in required else ""),
+                    _type(each),
+                    _meaning({**each, **_about(each, told.get(field, ""))}),
+                )
                 for field, each in schema["properties"].items()
             ),
         )
@@ -321,9 +389,11 @@ def _meaning(schema: Mapping[str, Any]) -> str:
     inner = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     bounds = {**(inner[0] if len(inner) == 1 else {}), **schema}
     parts = [" ".join(str(schema.get("description", "")).split()).removesuffix(".")]
-    parts += [text.format(bounds[key]) for key, text in _BOUNDS.items() if key in bounds]
+    limits = [text.format(bounds[key]) for key, text in _BOUNDS.items() if key in bounds]
+    parts += [each.replace(" 1 characters", " 1 character") for each in limits]
     if schema.get("default") not in (None, "", [], {}):
         default = schema["default"]
+        default = ", ".join(default) if isinstance(default, tuple | list) else default
         parts.append(f"default `{str(default).lower() if isinstance(default, bool) else default}`")
     return "; ".join(part for part in parts if part)
 
@@ -471,15 +541,15 @@ def metrics() -> str:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 _NSQ = {
-    "E_AUTH_DISABLED": "The server has no credentials, and the client sent AUTH. Do without it.",
+    "E_AUTH_DISABLED": "The server has no credentials, but the client sent AUTH. Leave it out.",
     "E_AUTH_FAILED": "The secret is wrong.",
     "E_AUTH_FIRST": "The server needs credentials. Send AUTH before anything else.",
     "E_BAD_BODY": "The body of IDENTIFY, MPUB or AUTH cannot be read, or a value in it is out of range.",
     "E_BAD_CHANNEL": "No channel can have this name.",
-    "E_BAD_MESSAGE": "A message is empty, or larger than the server takes.",
+    "E_BAD_MESSAGE": "A message is empty, or larger than the server accepts.",
     "E_BAD_PROTOCOL": "The connection did not begin with two spaces and `V2`.",
     "E_BAD_TOPIC": "No topic can have this name.",
-    "E_IDENTIFY_FAILED": "The features that the client asked for do not go together.",
+    "E_IDENTIFY_FAILED": "The features that the client asked for cannot be combined.",
     "E_INVALID": "The command is unknown, malformed, or not allowed in this state.",
     "E_UNAUTHORIZED": "The credentials do not allow this.",
     "E_PUB_FAILED": "The message was not accepted. MPUB and DPUB: `E_MPUB_FAILED`, `E_DPUB_FAILED`.",

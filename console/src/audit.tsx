@@ -36,7 +36,7 @@ export function Audit() {
           Refresh
         </Button>
       </header>
-      <p class="note">Every change that somebody made, newest first.</p>
+      <p class="note">All changes, the newest first.</p>
       <Trouble error={found.error} />
       <section>
         <Wide>
@@ -69,7 +69,7 @@ export function Audit() {
             </tbody>
           </table>
         </Wide>
-        {found.value && !entries.length && <p class="empty">No change is on record{queue && " for this queue"}.</p>}
+        {found.value && !entries.length && <p class="empty">No changes are recorded{queue && " for this queue"}.</p>}
         <nav class="pager" aria-label="Pages of changes">
           <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>
             Newer

@@ -69,7 +69,7 @@ function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> 
     return (
       <>
         <p class="note">
-          Nothing is on record yet{queue !== undefined && ": the server keeps the history of the busiest queues"}. This is what happens now:
+          There is no history yet{queue !== undefined && ": the server keeps it only for the busiest queues"}. This is what happens now:
         </p>
         <Now queue={queue} />
       </>
@@ -77,7 +77,7 @@ function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> 
   const part = (names: readonly (keyof QueueHistory)[], label: (name: string) => string = String) =>
     names.map((name) => ({ label: label(name), values: (points[name] as (number | null)[]).slice(first, end) }));
   const percentile = (name: string) => name.replace(/^.*_/, "");
-  const none = first > 0 ? "since the record began" : `in this ${range}`;
+  const none = first > 0 ? "since the history began" : `in this ${range}`;
   return (
     <>
       <Trouble error={kept.error} />
@@ -106,7 +106,7 @@ function Kept({ queue, range }: { queue?: string; range: Exclude<Range, "live"> 
       </div>
       {first > 0 && (
         <small class="record">
-          The record begins {duration(Date.now() / 1000 - times[0]!)} ago, with a point every {duration(points.step)}.
+          The history begins {duration(Date.now() / 1000 - times[0]!)} ago, with a point every {duration(points.step)}.
         </small>
       )}
     </>

@@ -25,21 +25,21 @@ export function Cluster() {
         <>
           <p class="note">
             {state.alone
-              ? "This server is alone: it has every shard."
-              : `${number(state.nodes.length)} nodes, ${number(state.shards.length)} shards, version ${state.version} of the partition map. You look at ${state.own}.`}
+              ? "This server is not part of a cluster. It has every shard."
+              : `${number(state.nodes.length)} nodes, ${number(state.shards.length)} shards, version ${state.version} of the partition map. This page is served by ${state.own}.`}
           </p>
           {moving + lost > 0 && (
             <ul class="alarms" aria-label="What is under way">
               {moving > 0 && (
                 <li>
                   <b>moving</b>
-                  <span>{number(moving)} shards are on their way to another node: their queues wait for moments.</span>
+                  <span>{number(moving)} shards are moving to another node. Calls for their queues wait for a moment.</span>
                 </li>
               )}
               {lost > 0 && (
                 <li>
                   <b>not served</b>
-                  <span>{number(lost)} shards have no node at the moment: calls for their queues wait.</span>
+                  <span>{number(lost)} shards are not served by any node. Calls for their queues wait.</span>
                 </li>
               )}
             </ul>
@@ -137,8 +137,8 @@ function Shards({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) 
               <tr key={each.shard}>
                 <td class="number">{each.shard}</td>
                 <td class="name">
-                  {each.served_by || "nobody"}
-                  {each.owner !== each.served_by && <small> → {each.owner || "nobody"}</small>}
+                  {each.served_by || "no node"}
+                  {each.owner !== each.served_by && <small> → {each.owner || "no node"}</small>}
                   {each.wish && <span class="tag">moved by hand</span>}
                 </td>
                 <td>
@@ -177,18 +177,18 @@ function Steer({ asked, state, close }: { asked: Asked; state: ClusterState; clo
         title={`Move shard ${shard}`}
         says={
           goal === null
-            ? `The controller decides which node has shard ${shard}, as it does for all shards that nobody moved by hand.`
-            : `Shard ${shard} goes from ${served_by || "nobody"} to ${goal}${queues === null ? "" : ` with its ${number(queues)} queues`}, and stays there while that node lives. Calls for its queues wait for moments.`
+            ? `The controller decides which node has shard ${shard}, as it does for all shards that were not moved by hand.`
+            : `Shard ${shard} moves from ${served_by || "no node"} to ${goal}${queues === null ? "" : ` with its ${number(queues)} queues`}. It stays there until that node dies or is drained. Calls for its queues wait for a moment.`
         }
         button="Move"
         cli={["cluster", "move", String(shard), target, ...state.options]}
         act={() => ask("POST /v1/cluster/move", { body: { shard, node: goal } })}
-        done={goal === null ? `The controller decides about shard ${shard}.` : `Shard ${shard} is on its way to ${goal}.`}
+        done={goal === null ? `The controller decides about shard ${shard}.` : `Shard ${shard} is moving to ${goal}.`}
         close={close}
       >
         <Field label="To">
           <select value={target} onChange={(event) => setTarget(event.currentTarget.value)}>
-            <option value={ANY}>where the controller wants it</option>
+            <option value={ANY}>let the controller decide</option>
             {state.nodes
               .filter((each) => each.state === "serving")
               .map((each) => (
@@ -206,13 +206,13 @@ function Steer({ asked, state, close }: { asked: Asked; state: ClusterState; clo
       title={draining ? `Drain ${node}` : `Undrain ${node}`}
       says={
         draining
-          ? `Its ${number(shards)} shards move to other nodes, one by one, and it gets no new ones until it is undrained. It goes on serving clients.`
-          : "It may have shards again: the controller moves some there."
+          ? `Its ${number(shards)} shards move to other nodes, one by one. It gets no new shards until you undrain it. It continues to serve clients.`
+          : "It may own shards again. The controller moves some to it."
       }
       button={draining ? "Drain" : "Undrain"}
       cli={["cluster", asked.kind, node, ...state.options]}
       act={() => ask("POST /v1/cluster/drain", { body: { node, draining } })}
-      done={draining ? `${node} is being drained.` : `${node} takes shards again.`}
+      done={draining ? `${node} is being drained.` : `${node} may own shards again.`}
       close={close}
     />
   );

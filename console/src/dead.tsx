@@ -101,11 +101,11 @@ export function DeadLetters({ name }: { name: string }) {
       </QueueHeader>
       <Trouble error={dead.error} />
       {from && <Redrives queue={from} moved={async () => refresh()} />}
-      {dead.value && total === 0 && <p class="empty">There are no dead letters of this queue.</p>}
+      {dead.value && total === 0 && <p class="empty">This queue has no dead letters.</p>}
       {total > 0 && (
         <p class="note">
           {number(total)} dead letters in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
-          {!dead.value?.isWhole && ` The groups count the oldest ${number(dead.value?.lookedAt ?? 0)}.`}
+          {!dead.value?.isWhole && ` Only the oldest ${number(dead.value?.lookedAt ?? 0)} are counted.`}
         </p>
       )}
       {picked.size > 0 && (
@@ -229,7 +229,7 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
           ))}
         </tbody>
       </table>
-      {found.value && !found.value.isWhole && <p class="note">These are the first {SHOWN_MAX}.</p>}
+      {found.value && !found.value.isWhole && <p class="note">Only the first {SHOWN_MAX} are shown.</p>}
     </>
   );
 }
@@ -259,9 +259,9 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
           {!isWhole && "About "}
           <b>{count}</b> {isOne ? "message" : "messages"} {verbOf}: {scope.what}.{" "}
           {isDeleting ? (
-            "This cannot be undone; what is not deleted yet can be saved with Stop."
+            "This cannot be undone. Stop keeps the messages that are not yet deleted."
           ) : (
-            <>Each goes to {target ? <b>{target}</b> : "the queue it came from"}, and is delivered again as if it were new.</>
+            <>Each goes to {target ? <b>{target}</b> : "the queue that it came from"}, and is delivered again as if it were new.</>
           )}
         </>
       }
@@ -279,11 +279,11 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       close={close}
     >
       <div class="row">
-        <Field label="Messages a second" hint="empty: as fast as it goes">
+        <Field label="Messages a second" hint="empty: as fast as possible">
           <input type="number" min="1" max="1000000" value={rate} onInput={(event) => setRate(event.currentTarget.value)} />
         </Field>
         {!isDeleting && (
-          <Field label="To another queue" hint="empty: where each came from">
+          <Field label="To another queue" hint="empty: the queue that each came from">
             <input value={target} onInput={(event) => setTarget(event.currentTarget.value)} />
           </Field>
         )}
@@ -358,7 +358,7 @@ export function AllDead() {
       </header>
       <Trouble error={queues.error} />
       <Redrives />
-      {queues.value && found.length === 0 && <p class="empty">{view === "failed" ? "No message fails at the moment." : "There are no dead letters."}</p>}
+      {queues.value && found.length === 0 && <p class="empty">{view === "failed" ? "No messages are failing at the moment." : "There are no dead letters."}</p>}
       {found.length > 0 && (
         <section>
           <table class="rows">
@@ -366,7 +366,7 @@ export function AllDead() {
               <tr>
                 <th>queue</th>
                 <th class="number">dead letters</th>
-                <th class="number roomy">failed for good, ever</th>
+                <th class="number roomy">dead-lettered, ever</th>
                 <th class="number">failed/s</th>
                 <th class="number">dead/s</th>
               </tr>

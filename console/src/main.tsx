@@ -47,13 +47,13 @@ const PLACES: Place[] = [
 const KEYS: [string, string][] = [
   ["Ctrl K", "go to a queue or a page, by its name"],
   ["/", "search or filter"],
-  ["j, k", "next row, row before"],
+  ["j, k", "next row, previous row"],
   ["Enter", "open the row"],
   ["x", "select the row"],
   ["n", "create a queue, or send a message"],
   ["r", "refresh"],
   ...PLACES.map((each): [string, string] => [`g ${each.key}`, `go to: ${each.label}`]),
-  ["1, 2, 3, 4", "parts of a queue"],
+  ["1, 2, 3, 4", "tabs of a queue"],
   ["t", "dark or light"],
   ["?", "this list"],
   ["Esc", "close"],
@@ -331,7 +331,7 @@ function Palette({ close }: { close: () => void }) {
           </div>
         ))}
       </div>
-      {!shown.length && <p class="empty">Nothing has this in its name.</p>}
+      {!shown.length && <p class="empty">No queue or page has this in its name.</p>}
     </dialog>
   );
 }
@@ -356,7 +356,7 @@ function Login({ done }: { done: () => void }) {
     <main class="login">
       <form onSubmit={submit}>
         <h1>Sign in</h1>
-        <p>You see and may do what your credentials may. This tab forgets them when it is closed.</p>
+        <p>You can see and do what your credentials allow. They are forgotten when you close this tab.</p>
         <div class="choice" role="group" aria-label="Sign in with">
           <Button aria-pressed={how === "password"} onClick={() => setHow("password")}>
             User and password
@@ -370,7 +370,7 @@ function Login({ done }: { done: () => void }) {
             <input name="user" autocomplete="username" value={user} required onInput={(event) => setUser(event.currentTarget.value)} />
           </Field>
         )}
-        <Field label={how === "token" ? "Token" : "Password"} hint={how === "token" ? undefined : "or its secret key"}>
+        <Field label={how === "token" ? "Token" : "Password"} hint={how === "token" ? undefined : "or the secret key of the access key"}>
           <input type="password" autocomplete="current-password" value={secret} required onInput={(event) => setSecret(event.currentTarget.value)} />
         </Field>
         <Trouble error={error} />

@@ -139,7 +139,7 @@ export function Messages({ name }: { name: string }) {
     <main>
       <QueueHeader name={name} at="messages">
         <Button onClick={refresh} data-key="r">
-          {isOld ? "Refresh: there is news" : "Refresh"}
+          {isOld ? "Refresh: new messages" : "Refresh"}
         </Button>
         {queue.value && maySend && (
           <Button class="main" onClick={() => setDraft({ body: "", attributes: "" })} data-key="n">
@@ -203,7 +203,7 @@ export function Messages({ name }: { name: string }) {
           </label>
         )}
         <span class="grow" />
-        <small>Looking takes nothing: messages stay where they are.</small>
+        <small>Looking at messages does not receive them.</small>
       </div>
       <Trouble error={error ?? seen.error ?? queue.error} />
       {picked.size > 0 && (
@@ -275,9 +275,9 @@ export function Messages({ name }: { name: string }) {
           {seen.value && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null
-                ? `Nothing among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
+                ? `No match among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
                 : search !== EMPTY
-                  ? "No message in these states fits."
+                  ? "No message in these states matches."
                   : "There are no messages in these states."}
             </p>
           )}
@@ -299,7 +299,7 @@ export function Messages({ name }: { name: string }) {
             >
               JSON
             </Button>
-            <Button onClick={() => void save(ARROW, "arrow")} title="The queue from its first message, as Arrow">
+            <Button onClick={() => void save(ARROW, "arrow")} title="The whole queue, as Arrow">
               Arrow
             </Button>
           </nav>
@@ -352,7 +352,7 @@ export function Change({ queue, channel, doing, close }: { queue: string; channe
     return (
       <Ask
         title={`Delete ${count}`}
-        says={`${count} of ${queue} ${sequences.length === 1 ? "is" : "are"} deleted for every channel, also while somebody works on ${sequences.length === 1 ? "it" : "them"}. This cannot be undone.`}
+        says={`${count} of ${queue} ${sequences.length === 1 ? "is" : "are"} deleted for every channel, even if somebody is working on ${sequences.length === 1 ? "it" : "them"}. This cannot be undone.`}
         button={`Delete ${count}`}
         destroys
         cli={["message", "delete", queue, ...ids]}
@@ -365,7 +365,7 @@ export function Change({ queue, channel, doing, close }: { queue: string; channe
     return (
       <Ask
         title={`Release ${count}`}
-        says={`${count} of ${queue} can be received at once in channel ${channel}: a lease ends, a delay is over. Whoever works on ${sequences.length === 1 ? "it" : "one"} can no longer acknowledge it.`}
+        says={`${count} of ${queue} can be received at once in channel ${channel}. Leases and delays end. A receiver that is working on ${sequences.length === 1 ? "it" : "one"} can no longer acknowledge it.`}
         button={`Release ${count}`}
         cli={["message", "release", queue, ...ids, "--channel", channel]}
         act={() => ask("POST /v1/queues/{queue}/messages/release", { queue, body: { sequences, channel } })}
@@ -376,7 +376,7 @@ export function Change({ queue, channel, doing, close }: { queue: string; channe
   return (
     <Ask
       title={`Reschedule ${count}`}
-      says={`${count} of ${queue} can be received in channel ${channel} from ${moment(Date.now() / 1000 + Number(delay))} on, and not before.`}
+      says={`${count} of ${queue} can be received in channel ${channel} from ${moment(Date.now() / 1000 + Number(delay))} on.`}
       button={`Reschedule ${count}`}
       cli={["message", "reschedule", queue, ...ids, "--channel", channel, "--delay", delay]}
       act={() => ask("POST /v1/queues/{queue}/messages/reschedule", { queue, body: { sequences, channel, delay: Number(delay) } })}
@@ -420,7 +420,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
       <Trouble error={whole.error} />
       {now && (now.queue !== queue || now.sequence !== message.sequence) && (
         <p class="note">
-          It is done here, and goes on in <a href={`#/queues/${encodeURIComponent(now.queue)}/messages`}>{now.queue}</a> as message {now.sequence}.
+          It is done here. It is now in <a href={`#/queues/${encodeURIComponent(now.queue)}/messages`}>{now.queue}</a> as message {now.sequence}.
         </p>
       )}
       <dl class="facts">
@@ -449,7 +449,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
               {here.holder.session ? (
                 <span class="mono">{here.holder.name || `session ${here.holder.session}`}</span>
               ) : (
-                "a client without a session, over SQS or REST: whoever has the receipt"
+                "a client without a session (SQS or REST): whoever has the receipt"
               )}
             </dd>
           </>
@@ -576,7 +576,7 @@ function Body({ message, data, isMasked }: { message: SeenMessage; data: Uint8Ar
         {text.slice(0, SHOWN_MAX)}
       </pre>
       {(text.length > SHOWN_MAX || (view === "Hex" && data.length > HEX_MAX)) && (
-        <p class="note">This is its beginning. Download it to see all {bytes(data.length)}.</p>
+        <p class="note">Only the beginning is shown. Download the body to see all {bytes(data.length)}.</p>
       )}
     </>
   );
@@ -713,7 +713,7 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
         <textarea rows={3} value={attributes} onInput={(event) => setAttributes(event.currentTarget.value)} spellcheck={false} />
       </Field>
       <div class="row">
-        <Field label="Group" hint={isFifo ? "needed in a FIFO queue" : undefined}>
+        <Field label="Group" hint={isFifo ? "required in a FIFO queue" : undefined}>
           <input value={group} required={isFifo} onInput={(event) => setGroup(event.currentTarget.value)} />
         </Field>
         <Field label="Deduplication id">

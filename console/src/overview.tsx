@@ -38,7 +38,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
               {
                 label: "Dead letters",
                 value: (
-                  <span title={`${number(totals!.dead)} messages ever failed for good`}>
+                  <span title={`${number(totals!.dead)} messages were ever dead-lettered`}>
                     {number(totals!.dead_letters)} <small>of {short(totals!.dead)} ever</small>
                   </span>
                 ),
@@ -171,7 +171,7 @@ function Queues({ go }: { go: (path: string) => void }) {
         </table>
       </Wide>
       {listed.value && total === 0 && (
-        <p class="empty">{filter ? "No queue has this in its name." : "There are no queues yet. Create one, or send a message to one."}</p>
+        <p class="empty">{filter ? "No queue has this in its name." : "There are no queues yet. Create one, or send a message."}</p>
       )}
       {total > ROWS && (
         <nav class="pager" aria-label="Pages of queues">

@@ -210,7 +210,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
     return (
       <Ask
         title={`Purge ${name}`}
-        says={`All ${count} messages of this queue are deleted for every channel, also those that somebody is working on. This cannot be undone.`}
+        says={`All ${count} messages of this queue are deleted for every channel, even if somebody is working on them. This cannot be undone.`}
         name={name}
         button="Delete the messages"
         done={`${name} is empty.`}
@@ -247,8 +247,8 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         </Field>
         <Field label="Starts with">
           <select value={start} onChange={(event) => setStart(event.currentTarget.value as "head" | "tail")}>
-            <option value="head">what is there already</option>
-            <option value="tail">what comes from now on</option>
+            <option value="head">all stored messages</option>
+            <option value="tail">only later messages</option>
           </select>
         </Field>
       </Ask>
@@ -259,7 +259,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
     return asked.kind === "delete-consumer" ? (
       <Ask
         title={`Delete consumer ${consumer}`}
-        says={`Its offset, ${number(before)}, is forgotten. Messages stay. A reader with this name begins anew.`}
+        says={`Its offset, ${number(before)}, is forgotten. Messages are kept. A new reader with this name starts at the beginning.`}
         name={consumer}
         button="Delete the consumer"
         cli={["consumer", "delete", name, consumer]}
@@ -272,10 +272,10 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         title={`Move consumer ${consumer}`}
         says={
           offset === ""
-            ? `It is at ${number(before)} of ${number(asked.consumer.end_offset)}.`
+            ? `It is at offset ${number(before)} of ${number(asked.consumer.end_offset)}.`
             : wanted < before
-              ? `It goes back by ${number(before - wanted)} messages, and reads them again.`
-              : `It skips ${number(wanted - before)} messages.`
+              ? `It moves back by ${number(before - wanted)} ${before - wanted === 1 ? "message" : "messages"}, and reads again from there.`
+              : `It skips ${number(wanted - before)} ${wanted - before === 1 ? "message" : "messages"}.`
         }
         button="Move"
         isWaiting={offset === ""}
@@ -302,7 +302,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         title={`${asked.kind === "pause" ? "Pause" : "Unpause"} ${channel}`}
         says={
           asked.kind === "pause"
-            ? "Its messages are kept, and are no longer delivered, until somebody unpauses it."
+            ? "Its messages are kept, but are not delivered until somebody unpauses it."
             : `Its messages are delivered again: ${number(waiting?.ready ?? 0)} are ready.`
         }
         button={asked.kind === "pause" ? "Pause" : "Unpause"}
@@ -316,11 +316,11 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
       title={`${asked.kind === "purge-channel" ? "Purge" : "Delete"} channel ${channel}`}
       says={
         asked.kind === "purge-channel"
-          ? `The ${number_} messages that wait in this channel, or are in flight there, are dropped. Other channels keep theirs.`
+          ? `The ${number_} messages that wait in this channel, or are in flight there, are deleted. Other channels keep theirs.`
           : `The channel is deleted with the ${number_} messages that wait in it. Other channels keep theirs.`
       }
       name={channel}
-      button={asked.kind === "purge-channel" ? "Drop the messages" : "Delete the channel"}
+      button={asked.kind === "purge-channel" ? "Delete the messages" : "Delete the channel"}
       cli={["channel", asked.kind === "purge-channel" ? "purge" : "delete", name, channel]}
       act={() => (asked.kind === "purge-channel" ? ask("POST /v1/queues/{queue}/channels/{channel}/purge", at) : ask("DELETE /v1/queues/{queue}/channels/{channel}", at))}
       close={close}

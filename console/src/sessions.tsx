@@ -27,8 +27,8 @@ export function AllSessions() {
     <main>
       <h1>Sessions</h1>
       <p class="note">
-        A session holds leases: a connection, or a client that sends heartbeats. Ending it gives back what it holds. A lease without a session belongs to
-        whoever has the receipt, and ends by itself.
+        A session holds leases. It is a connection, or a client that sends heartbeats. Ending it gives its messages back. A lease without a session belongs
+        to whoever has the receipt, and ends by itself.
       </p>
       <Trouble error={found.error} />
       <section>{found.value && <Sessions found={found.value} again={found.again} />}</section>
@@ -111,7 +111,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
       {ending && (
         <Ask
           title={`End the session ${ending.name || ending.session}`}
-          says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. What it has done and not acknowledged is done again.`}
+          says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. Work that it has not acknowledged is done again.`}
           button="End the session"
           destroys
           cli={["session", "end", ending.session]}

@@ -60,7 +60,7 @@ function Form({ name, settings, changed }: { name: string; settings: Record<stri
     <section>
       <header class="bar">
         <h2>Settings</h2>
-        {!may("admin", name) && <small>You may look at them, not change them.</small>}
+        {!may("admin", name) && <small>You may see the settings, but not change them.</small>}
       </header>
       <form class="settings" onSubmit={save}>
         {names.map((each) => {

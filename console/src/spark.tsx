@@ -82,7 +82,7 @@ export function Spark() {
   return (
     <main>
       <h1>Spark</h1>
-      <p class="note">Each streaming query reads a channel of its own. What it has not processed is its lag, and is kept.</p>
+      <p class="note">Each streaming query reads its own channel. Its lag is the messages that it has not processed yet. They are kept.</p>
       <Trouble error={counts.error} />
       {found && !rows.length && (
         <p class="empty">
@@ -135,7 +135,7 @@ export function Spark() {
       ))}
       <section>
         <h2>Rollup report</h2>
-        <p>Rates, latencies and failures over days, from the events that the server writes: a pipeline makes a page of them.</p>
+        <p>The pipeline rollup makes a page with rates, latencies and failures over days, from the event records of the server.</p>
         <Cli words={["pipeline", "run", "rollup", "--table", "metrics", "--window", "10 seconds", "--report", "report.html"]} />
       </section>
     </main>
@@ -243,7 +243,7 @@ function Reports() {
                 <tr key={`${run.pipeline} ${index}`}>
                   <td class="name">
                     {index === 0 && run.pipeline}
-                    {index === 0 && ["running", "starting"].includes(run.state) && now - run.at > SILENT_S && <span class="tag warn">no word for {duration(now - run.at)}</span>}
+                    {index === 0 && ["running", "starting"].includes(run.state) && now - run.at > SILENT_S && <span class="tag warn">no report for {duration(now - run.at)}</span>}
                   </td>
                   <td>
                     {each.name}

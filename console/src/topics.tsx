@@ -11,7 +11,7 @@ export function Topics() {
   return (
     <main>
       <h1>Topics</h1>
-      <p class="note">Topics of SNS. Each subscription gets every message that its filter lets through. What it has not got yet is its lag, and is kept.</p>
+      <p class="note">SNS topics. Each subscription gets every message that its filter allows. Its lag is the messages that it has not got yet. They are kept.</p>
       <Trouble error={found.error} />
       {found.value && !topics.length && (
         <p class="empty">
@@ -50,7 +50,7 @@ function Topic({ topic }: { topic: TopicRow }) {
         <small>{number(topic.published)} published</small>
       </header>
       {topic.subscriptions.length === 0 ? (
-        <p class="empty">Nobody has subscribed: what is published goes nowhere.</p>
+        <p class="empty">There are no subscriptions: published messages are not delivered.</p>
       ) : (
         <Wide>
           <table class="subscriptions">
@@ -72,7 +72,7 @@ function Topic({ topic }: { topic: TopicRow }) {
                   <td class="name">{each.target ? <a href={`#/queues/${encodeURIComponent(each.target)}`}>{each.target}</a> : <span class="mono">{each.endpoint}</span>}</td>
                   <td>{each.protocol}</td>
                   <td>
-                    <span class={`tag ${each.pending ? "warn" : "ready"}`}>{each.pending ? "not confirmed" : each.replaying ? "replays" : "confirmed"}</span>
+                    <span class={`tag ${each.pending ? "warn" : "ready"}`}>{each.pending ? "not confirmed" : each.replaying ? "replaying" : "confirmed"}</span>
                   </td>
                   <td class="mono roomy">{each.filter || "–"}</td>
                   <td class="number">{each.lag === null ? "–" : number(each.lag)}</td>

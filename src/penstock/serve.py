@@ -39,7 +39,7 @@ Config = Annotated[
     Path | None,
     Option(help="A penstock.toml. Environment variables and flags override it.", envvar="PENSTOCK_CONFIG"),
 ]
-ReadyFile = Annotated[Path | None, Option(help="Written, as JSON, when everything listens.")]
+ReadyFile = Annotated[Path | None, Option(help="A JSON file to write when the server accepts connections.")]
 
 
 def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
 
 
 def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupFlags) -> None:
-    """Tell NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
+    """Run the lookup service, which tells NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server.sources import gathered
 
     with refusals_told(flags, _lookup_flags):

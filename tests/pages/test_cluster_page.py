@@ -58,7 +58,7 @@ def test_shards_are_moved_and_a_node_is_drained_from_the_page(
         press(page, "Move…", ".shards tbody tr:first-child")
         write(page, "dialog select", other)
         page.until(f"document.querySelector('dialog .cli code').textContent.includes('move 0 {other}')")
-        shows(page, f"Shard 0 goes from {owner} to {other}")
+        shows(page, f"Shard 0 moves from {owner} to {other}")
         press(page, "Move", "dialog")
         no_dialogue(page)
         page.until(f"{row}.split('\\t')[1].startsWith('{other}') && {row}.includes('moved by hand')")

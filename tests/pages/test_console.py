@@ -103,7 +103,7 @@ def test_any_queue_and_page_is_reached_by_its_name(browser: Browser, server: Ser
         page.until("document.querySelector('.palette [role=option]')?.innerText.startsWith('Dead letters')")
         key(page, "Enter")
         page.until("location.hash === '#/dead'")
-        shows(page, "failed for good, ever")
+        shows(page, "dead-lettered, ever")
 
 
 def test_the_rates_that_are_shown_are_those_that_a_client_counts(browser: Browser, server: Server) -> None:
@@ -150,7 +150,7 @@ def test_a_queue_shows_its_parts(browser: Browser, server: Server) -> None:
         shows(page, "audit")
         press(page, "Move…")
         labelled(page, "Offset", "1")
-        shows(page, "It goes back by 1 messages")
+        shows(page, "It moves back by 1 message,")
         press(page, "Move", "dialog")
         no_dialogue(page)
         assert asked(server, "/v1/queues/orders/consumers/indexer")["offset"] == 1
@@ -174,7 +174,7 @@ DRAWN = """[...document.querySelectorAll('.chart canvas')].map((canvas) => {
 
 def test_charts_reach_back_to_what_was_before_the_page(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/orders") as page:
-        shows(page, "Nothing is on record yet")
+        shows(page, "There is no history yet")
         for _range in ("Hour", "Day", "Week"):
             press(page, _range, ".choice")
             page.until(f"{CHARTS} === 5")
@@ -205,9 +205,9 @@ def test_a_chart_with_nothing_to_see_says_so(browser: Browser, server: Server) -
         client.post("/v1/queues/idle/messages", json={"body": "x", "delay": 900})
     with browser.open(f"{server.url}/#/queues/idle") as page:
         page.until(f"{CHARTS} === 5")
-        shows(page, "No receive was measured since the record began.")
-        shows(page, "No acknowledgement was measured since the record began.")
-        shows(page, "The record begins")
+        shows(page, "No receive was measured since the history began.")
+        shows(page, "No acknowledgement was measured since the history began.")
+        shows(page, "The history begins")
 
 
 def test_settings_show_ranges_and_defaults_and_can_be_changed(browser: Browser, server: Server) -> None:
@@ -269,7 +269,7 @@ def test_sessions_say_what_they_hold_and_one_can_be_ended(browser: Browser, serv
         press(page, "Messages", ".sessions")
         page.until(f"{MESSAGES} === 1")
         page.value("document.querySelector('.messages tbody tr').click()")
-        shows(page, "a client without a session, over SQS or REST")
+        shows(page, "a client without a session (SQS or REST)")
         facts = dict(zip(reads(page, ".one .facts dt"), reads(page, ".one .facts dd"), strict=True))
         assert facts["Attempts"] == "1"
         assert "UTC, " in facts["Since"] and facts["Since"].endswith(" ago")
@@ -422,7 +422,7 @@ def test_a_dead_message_is_done_here_and_the_page_says_where_it_went(browser: Br
         page.until(f"{MESSAGES} === 1")
         assert " ".join(reads(page, ".messages tbody td.roomy")) == "1 –"
         page.value("document.querySelector('.messages tbody .link').click()")
-        shows(page, "It is done here, and goes on in rep.dead as message 0.")
+        shows(page, "It is done here. It is now in rep.dead as message 0.")
         shown = page.value("document.querySelector('pre.body').textContent")
         assert shown == '{\n  "id": 12345678901234567890,\n  "amount": 150.0,\n  "a": 1,\n  "a": 2\n}'
         width = page.value("document.querySelector('.messages td.start').clientWidth")
@@ -569,14 +569,14 @@ def test_runs_of_pipelines_show_what_they_report(browser: Browser, server: Serve
         assert "<script>x</script>" in other and "a: 0" in other
         assert "no word" not in menu
         page.value("(() => { const real = Date.now; Date.now = () => real() + 90_000; })()")
-        shows(page, "no word for")
-        assert "no word for" in reads(page, row)[0]
+        shows(page, "no report for")
+        assert "no report for" in reads(page, row)[0]
         assert page.complaints == []
 
 
 def test_the_cluster_page_of_a_server_that_is_alone(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/cluster") as page:
-        shows(page, "This server is alone")
+        shows(page, "This server is not part of a cluster")
         assert len(reads(page, ".nodes tbody tr")) == 1
         assert not offers(page, "Drain…")
         assert page.complaints == []

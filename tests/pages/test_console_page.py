@@ -199,7 +199,7 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
             assert not any(offers(page, each) for each in buttons), part
         page.until("document.querySelector('#setting-lease')?.disabled")
         press(page, "Sign out")
-        shows(page, "You see and may do what your credentials may")
+        shows(page, "You can see and do what your credentials allow")
         assert page.value("sessionStorage.length") == 0
         press(page, "User and password")
         write(page, "input[name=user]", "A")

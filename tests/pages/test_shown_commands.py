@@ -99,7 +99,7 @@ def test_commands_of_messages(browser: Browser, server: Server) -> None:
         assert sent["attributes"] == {"table": 7}
         write(page, ".search", "-later'")
         press(page, "Search")
-        shows(page, "No message in these states fits")
+        shows(page, "No message in these states matches")
         peek = "document.querySelector('.split > div > .cli code').textContent"
         assert "nothing" in pasted(str(page.value(peek)), status=3)
         write(page, ".search", "later")

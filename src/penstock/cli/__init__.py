@@ -22,23 +22,23 @@ SECTIONS = {
         "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
         "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
         "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
-        "explain": Place("penstock.cli.explain:explain", "Tell the whole life of a message, by its id."),
+        "explain": Place("penstock.cli.explain:explain", "Show the whole life of a message, by its id."),
         "message": Place(
             "penstock.cli.explain:single_messages", "Delete, release and reschedule messages by id: no lease is needed."
         ),
-        "redrive": Place("penstock.cli.queues:redrive", "Move dead letters back to where they failed."),
+        "redrive": Place("penstock.cli.queues:redrive", "Move dead letters back to the queues where they failed."),
     },
     "Queues": {
         "queue": Place("penstock.cli.queues:queues", "Create, list, describe, change, empty and delete queues."),
         "channel": Place("penstock.cli.queues:channels", "Create, list, pause, empty and delete channels of a queue."),
-        "consumer": Place("penstock.cli.queues:consumers", "List, read as, move and delete named consumers."),
-        "session": Place("penstock.cli.queues:sessions", "List who holds which messages; end a session."),
+        "consumer": Place("penstock.cli.queues:consumers", "List, move and delete named consumers, and read as one."),
+        "session": Place("penstock.cli.queues:sessions", "Show who holds which messages; end a session."),
         "stats": Place("penstock.cli.stats:stats", "Show exact counts of queues."),
         "top": Place("penstock.cli.stats:top", "Watch queues: depth and rates, the busiest first."),
     },
     "Servers and directories": {
         "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
-        "lookup": Place("penstock.serve:lookup", "Tell NSQ clients which nodes have a topic."),
+        "lookup": Place("penstock.serve:lookup", "Run the lookup service, for NSQ clients of several nodes."),
         "cluster": Place("penstock.cli.cluster:clusters", "Show nodes and shards, move shards, drain nodes."),
         "store": Place("penstock.cli.store:stores", "Back up a data directory; check it for damage; salvage it."),
     },

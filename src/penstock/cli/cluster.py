@@ -19,7 +19,7 @@ clusters = Group(help="Show nodes and shards of a cluster, move shards, drain no
 POLL_S = 0.5
 ANY = "any"
 
-Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [cluster] and [kafka] or [zookeeper].")]
+Config = Annotated[Path | None, Option("--config", help="A penstock.toml with [cluster], and [kafka] or [zookeeper].")]
 Bootstrap = Annotated[str | None, Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
 ZooKeeper = Annotated[str | None, Option("--zookeeper", help="HOST:PORT of some ZooKeeper servers.")]
 Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]

@@ -102,7 +102,7 @@ class Exit(IntEnum):
     USAGE = 2
     """The command line or a setting is wrong."""
     NOTHING = 3
-    """There is no message to receive, show or change, or no such queue, channel, consumer or directory."""
+    """There is no message to receive, show or change; or the queue, channel, consumer or directory does not exist."""
     UNREACHABLE = 4
     """The server, Kafka or ZooKeeper does not answer, or another process has the directory. A later try may work."""
     REFUSED = 5
@@ -110,7 +110,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     READER_GONE = 141
-    """The reader of the output has gone, as `head` does: the status of every program that SIGPIPE ends."""
+    """The reader of the output has ended, as `head` does. Every program that SIGPIPE ends has this status."""
 
 
 # By name, so that knowing the errors does not load the libraries that raise them.
@@ -206,7 +206,7 @@ def not_opened(path: Path, error: OSError, said: str) -> click.BadParameter:
 
 # -- questions ---------------------------------------------------------------------------------------------------------
 
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation. Without a terminal, no command asks.")]
 
 
 def confirm(question: str | Callable[[], str], yes: bool) -> None:

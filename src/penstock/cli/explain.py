@@ -19,20 +19,20 @@ from penstock.cli.store import on_store
 
 single_messages = Group(help="Delete, release and reschedule messages by id. No lease is needed.")
 
-Messages = Annotated[list[str], Argument(help="Ids, or sequence numbers.")]
+Messages = Annotated[list[str], Argument(help="Ids or sequence numbers.")]
 InChannel = Annotated[str, Option("--channel", "-c", help="The channel.")]
 
 
 @on_store(read_only=True)
 def explain(
     ps: Penstock,
-    message: Annotated[str, Argument(help="The message's id; with --queue, its sequence number will do.")],
-    queue: Annotated[str | None, Option(help="The queue in which the message is.", show_default=False)] = None,
+    message: Annotated[str, Argument(help="The message's id. With --queue, its sequence number works, too.")],
+    queue: Annotated[str | None, Option(help="The queue that the message is in.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the whole life of a message: where it is, every delivery and its error, who holds it, when it is due.
+    """Show the whole life of a message: where it is, every delivery and its error, who holds it, when it is due.
 
-    It is looked for in its queue, and among its dead letters. Exit status 3 when it is done, or gone.
+    It may be in its queue, or among its dead letters. Exit status 3 if it is done, or was deleted.
 
     penstock explain f058b7b8-246f-4424-ac54-c584acaebd01
     """
@@ -117,7 +117,7 @@ def delete(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete messages, whoever holds them."""
+    """Delete messages, even if somebody holds them."""
     confirm(f"Delete {counted(len(messages), 'message')} of {queue}?", yes)
     source = ps.queue(queue) if channel is None else receiver(ps, queue, channel)
     count = source.delete_messages(map(named, messages))
@@ -129,7 +129,7 @@ def delete(
 def release(
     ps: Penstock, queue: Name, messages: Messages, channel: InChannel = "main", as_json: AsJson = False
 ) -> None:
-    """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
+    """Make messages ready now. Delays end, and so do leases, which counts as a failed delivery."""
     count = receiver(ps, queue, channel).release_messages(map(named, messages))
     _print_count(count, "released", queue, as_json)
 

@@ -220,18 +220,18 @@ def send(
     ] = None,
     lines: Annotated[bool, Option("--lines", help="Send each line of the files as a message.")] = False,
     null: Annotated[
-        bool, Option("--null", "-0", help="Messages end with a NUL byte, as `find -print0` prints them.")
+        bool, Option("--null", "-0", help="Each message ends with a NUL byte, as `find -print0` prints names.")
     ] = False,
     attribute: Annotated[
         list[str] | None, Option(help="NAME=VALUE, an attribute of every message. Can be repeated.")
     ] = None,
     group: Annotated[str | None, Option(help="The group of the messages. FIFO queues need one.")] = None,
     dedup_id: Annotated[
-        str | None, Option(help="A deduplication id. The same id within five minutes is not sent again.")
+        str | None, Option(help="A deduplication id. A second message with it within five minutes is not added.")
     ] = None,
     priority: Annotated[int, Option(min=0, max=9, help="0 to 9. The highest is received first.")] = 0,
     delay: Annotated[float | None, Option(help="Seconds before the messages can be received.")] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing if the command succeeds.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send messages: the arguments, lines of standard input, or files.
@@ -359,20 +359,22 @@ def receive(
         ),
     ] = None,
     wait: Annotated[float, Option("--wait", "-w", help="Seconds to wait for the first message.")] = 0.0,
-    follow: Annotated[bool, Option("--follow", help="Go on until Ctrl-C, or until --max messages have come.")] = False,
-    lease: Annotated[float | None, Option(help="Visibility timeout: seconds until others can receive them.")] = None,
+    follow: Annotated[
+        bool, Option("--follow", help="Continue until Ctrl-C, or until --max messages were received.")
+    ] = False,
+    lease: Annotated[
+        float | None, Option(help="Visibility timeout: seconds until others can receive the messages.")
+    ] = None,
     channel: ChannelName = "main",
     ack: Annotated[
-        bool, Option(help="Acknowledge what is printed. With --no-ack it stays leased; --json has its receipt.")
+        bool, Option(help="Acknowledge printed messages. With --no-ack they stay leased; --json prints their receipts.")
     ] = True,
     output: Annotated[
         Path | None,
         Option("--output", "-o", help="Append the bodies (or JSON) to a file, synced before the acknowledgement."),
     ] = None,
-    raw: Annotated[bool, Option("--raw", help="Print the bodies only, one a line.")] = False,
-    null: Annotated[
-        bool, Option("--null", "-0", help="Print the bodies only, each with a NUL byte at its end.")
-    ] = False,
+    raw: Annotated[bool, Option("--raw", help="Print only the bodies, one per line.")] = False,
+    null: Annotated[bool, Option("--null", "-0", help="Print only the bodies, each followed by a NUL byte.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Receive messages, print them and acknowledge them. Exit status 3 when there is none.
@@ -459,12 +461,12 @@ def release(
     receipts: Receipts,
     channel: ChannelName = "main",
     delay: Annotated[
-        float | None, Option(help="Seconds until they can be received again (as the queue's backoff says).")
+        float | None, Option(help="Seconds until they can be received again. Default: the queue's backoff.")
     ] = None,
-    error: Annotated[str, Option(help="What went wrong. It is kept with the messages.")] = "",
+    error: Annotated[str, Option(help="What went wrong. It is stored with the messages.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Return messages that were received with --no-ack: the work on them failed, and they are delivered again."""
+    """Return messages that were received with --no-ack. The work on them failed; they are delivered again."""
     count = receiver(ps, queue, channel).release(receipts, delay=delay, error=error)
     print_done(f"{count} released", {"released": count}, as_json)
 
@@ -480,7 +482,7 @@ def peek(
     contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
     after: Annotated[int, Option(help="Only messages after this sequence number.")] = -1,
     channel: ChannelName = "main",
-    raw: Annotated[bool, Option("--raw", help="Print bodies only, a line each.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Print only the bodies, one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show messages without receiving them. Exit status 3 when there is none.

@@ -41,17 +41,17 @@ def run(
     database: Database = None,
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
-    batch: Annotated[int, Option(help="Messages at a time at most.")] = 500,
-    poll: Annotated[float, Option(help="Seconds between two looks, when nothing wakes the relay.")] = 1.0,
-    claim: Annotated[float, Option(help="Seconds after which another relay takes over from a dead one.")] = 30.0,
-    keep_sent: Annotated[float, Option(help="Seconds that rows stay after they were sent.")] = 3_600.0,
-    once: Annotated[bool, Option("--once", help="End when nothing is left to send now.")] = False,
+    batch: Annotated[int, Option(help="How many messages to send at a time.")] = 500,
+    poll: Annotated[float, Option(help="Seconds between two looks if nothing wakes the relay.")] = 1.0,
+    claim: Annotated[float, Option(help="Seconds after which another relay takes over the rows of a dead one.")] = 30.0,
+    keep_sent: Annotated[float, Option(help="How many seconds to keep rows after they were sent.")] = 3_600.0,
+    once: Annotated[bool, Option("--once", help="End as soon as nothing is left to send.")] = False,
     as_json: AsJson = False,
     data: Data = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Send what is in the outbox, until SIGTERM or Ctrl-C. Any number of these may run at a time."""
+    """Send the messages of the outbox, until SIGTERM or Ctrl-C. Any number of relays may run at a time."""
     with _outbox(database, table, schema) as (engine, outbox), opened(data, url, token, creates=True) as ps:
         from penstock.client.thread_workers import told_to_stop
         from penstock.outbox import Relay
@@ -89,7 +89,7 @@ def retry(
 @outboxes.command()
 def clean(
     older_than: Annotated[float, Option(help="Seconds since they were sent.")] = 3_600.0,
-    failed: Annotated[bool, Option("--failed", help="Also delete what has failed.")] = False,
+    failed: Annotated[bool, Option("--failed", help="Also delete rows that have failed.")] = False,
     database: Database = None,
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
@@ -114,7 +114,7 @@ def print_schema(
     schema: SchemaName = None,
     inbox_table: Annotated[str, Option(help="The inbox's table.")] = INBOX_TABLE,
 ) -> None:
-    """Print the statements that make both tables in this kind of database. Nothing is changed."""
+    """Print the SQL statements that create both tables in this kind of database. Changes nothing."""
     from penstock.outbox import Inbox
 
     with _outbox(database, table, schema, must_exist=False) as (engine, outbox):

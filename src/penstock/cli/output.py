@@ -15,7 +15,7 @@ from penstock.tables import Row, table
 if TYPE_CHECKING:
     from penstock import Message, PeekedMessage, Record
 
-AsJson = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 
 
 def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:

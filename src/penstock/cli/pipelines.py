@@ -74,14 +74,14 @@ StateDirectory = Annotated[
         show_default=".penstock beside the file",
     ),
 ]
-Conf = Annotated[list[str] | None, Option("--conf", help="A setting of Spark: key=value. Any number of them.")]
+Conf = Annotated[list[str] | None, Option("--conf", help="A setting of Spark: key=value. Can be repeated.")]
 
 
 @pipelines.command()
 def validate(
     file: File,
     analyse: Annotated[
-        bool, Option("--analyse", help="Start Spark, and have it look at every query, too. Reads no message.")
+        bool, Option("--analyse", help="Also start Spark, and have it check every query. Reads no messages.")
     ] = False,
     master: Master = None,
     data: Data = None,
@@ -104,7 +104,7 @@ def validate(
 def run(
     file: File,
     once: Annotated[
-        bool, Option("--once/--continuous", help="Read what is there and end, or go on until told to stop.")
+        bool, Option("--once/--continuous", help="Read the messages that are there and end, or continue until stopped.")
     ] = True,
     reset_checkpoint: Annotated[
         bool, Option("--reset-checkpoint", help="Delete the checkpoints: everything is read and written again.")
@@ -131,10 +131,10 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run a pipeline. SIGTERM and Ctrl-C stop it after the batch that it is in; a second one at once.
+    """Run a pipeline. SIGTERM or Ctrl-C stops it after the current batch; a second one stops it at once.
 
-    With a range (--since, --until, --starting-offsets, --ending-offsets) it is a backfill: it reads that range only,
-    beside the pipeline itself, which may run meanwhile.
+    With a range (--since, --until, --starting-offsets, --ending-offsets) it is a backfill: it reads only that range.
+    The pipeline itself may run meanwhile.
     """
     pipeline = _load(file, trigger)
     part = _part(since, until, starting_offsets, ending_offsets, once)
@@ -232,14 +232,14 @@ def status(
 def sql(
     query: Annotated[str, Argument(help="select ... from queue('orders')")],
     as_json: AsJson = False,
-    as_csv: Annotated[bool, Option("--csv", help="Print CSV, with a line of names.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV, with a header line.")] = False,
     master: Master = None,
     conf: Conf = None,
     data: Data = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Query queues in SQL. Takes no messages. Starts Spark for it, which takes some ten seconds."""
+    """Query queues in SQL. Receives no messages. Starts Spark, which takes about ten seconds."""
     from penstock.pipelines.sql import frame_of, rows_of
 
     if as_json and as_csv:

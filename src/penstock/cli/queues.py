@@ -187,7 +187,7 @@ def _messages_of(ps: Penstock, queue: str) -> str:
 @queues.command()
 @on_store()
 def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete every message of a queue, also those that somebody is working on. Asks first, on a terminal."""
+    """Delete all messages of a queue, also those in flight. Asks for confirmation on a terminal."""
     confirm(lambda: f"Delete everything in {queue}: {_messages_of(ps, queue)}?", yes)
     count = ps.queue(queue).purge()
     print_done(f"{counted(count, 'message')} of {queue} deleted", {"queue": queue, "purged": count}, as_json)
@@ -196,7 +196,7 @@ def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) 
 @queues.command()
 @on_store()
 def delete(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete a queue with its messages, channels and consumers. Asks first, on a terminal."""
+    """Delete a queue with its messages, channels and consumers. Asks for confirmation on a terminal."""
     confirm(lambda: f"Delete {queue}, with {_messages_of(ps, queue)}?", yes)
     ps.queue(queue).delete()
     print_done(f"deleted {queue}", {"queue": queue, "deleted": True}, as_json)
@@ -222,8 +222,8 @@ def create_channel(
     start: Annotated[
         str,
         Option(
-            help="Where it starts: `head` (with all that is stored), `tail` (with what comes later), or a time in "
-            "seconds since 1970."
+            help="Where it starts: `head` (all stored messages), `tail` (only later messages), or a time in seconds "
+            "since 1970."
         ),
     ] = "head",
     as_json: AsJson = False,
@@ -263,7 +263,7 @@ def unpause(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = F
 @channels.command("purge")
 @on_store()
 def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete all messages that wait in one channel. The other channels keep theirs. Asks first, on a terminal."""
+    """Delete all messages of one channel. The other channels keep theirs. Asks for confirmation on a terminal."""
     handle = existing(ps, queue, channel)
     confirm(f"Delete all messages that wait in channel {channel} of {queue}?", yes)
     count = handle.purge()
@@ -274,7 +274,7 @@ def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = Fa
 @channels.command("delete")
 @on_store()
 def delete_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete a channel, with the messages that no other channel waits for. Asks first, on a terminal."""
+    """Delete a channel, and the messages that only it still needed. Asks for confirmation on a terminal."""
     handle = existing(ps, queue, channel)
     confirm(f"Delete channel {channel} of {queue}, with the messages that only it waits for?", yes)
     handle.delete()
@@ -296,14 +296,14 @@ def redrive(
     error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
     group: Annotated[
         str | None,
-        Option(help="Only messages whose last error is of this kind. Write `#` for numbers and quoted text."),
+        Option(help="Only messages whose last error is this one, with `#` for numbers, ids and quoted text."),
     ] = None,
-    discard: Annotated[bool, Option("--discard", help="Delete the messages, instead of moving them.")] = False,
+    discard: Annotated[bool, Option("--discard", help="Delete the messages instead of moving them.")] = False,
     rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
     wait: Annotated[
         bool, Option(help="Wait until it is done. With --no-wait, a server does it in the background.")
     ] = True,
-    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue. Start none.")] = False,
+    tasks: Annotated[bool, Option("--tasks", help="Only list the redrives of the queue.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move dead letters back to the queues where they failed, and wait until that is done.
@@ -361,7 +361,7 @@ def _row(task: RedriveTask) -> dict[str, Any]:
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
-consumers = Group(help="List, read as, move and delete the named consumers of a queue.")
+consumers = Group(help="List, move and delete the named consumers of a queue, and read as one.")
 
 ConsumerName = Annotated[str, Argument(help="The consumer's name.")]
 
@@ -369,7 +369,7 @@ ConsumerName = Annotated[str, Argument(help="The consumer's name.")]
 @consumers.command("list")
 @on_store(read_only=True)
 def list_consumers(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
-    """List a queue's consumers, where each is, and how many offsets it is behind."""
+    """List a queue's consumers, the offset of each, and how far behind it is."""
     stats = ps.queue(queue).stats()
     rows = [
         {"queue": queue, "consumer": name, "offset": offset, "behind": max(0, stats.next_sequence - offset)}
@@ -386,10 +386,10 @@ def read(
     consumer: ConsumerName,
     max: Annotated[int, Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
     offset: Annotated[int | None, Option(help="Read from this offset instead.")] = None,
-    ack: Annotated[bool, Option(help="Move the consumer behind what was printed.")] = True,
+    ack: Annotated[bool, Option(help="Move the consumer behind the printed messages.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Print the next messages for a consumer, and move it behind them. Exit status 3 when there is none."""
+    """Print the next messages for a consumer, and move its offset behind them. Exit status 3 if there are none."""
     handle = ps.queue(queue).consumer(consumer)
     records = handle.read(max, offset=offset)
     rows = [described(record) | {"offset": record.offset} for record in records]
@@ -406,11 +406,11 @@ def move(
     ps: Penstock,
     queue: Name,
     consumer: ConsumerName,
-    offset: Annotated[int, Argument(min=0, help="The offset of the first message that it has not read.")],
+    offset: Annotated[int, Argument(min=0, help="The offset of the first message that it should read next.")],
     allow_rewind: Annotated[bool, Option("--allow-rewind", help="Let the consumer move backwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a consumer to an offset: it has read everything before that. Creates the consumer if it is not there."""
+    """Move a consumer to an offset. Everything before it counts as read. Creates the consumer if needed."""
     remembered = ps.queue(queue).consumer(consumer).ack(offset, allow_rewind=allow_rewind)
     facts = {"queue": queue, "consumer": consumer, "offset": remembered}
     print_done(f"{consumer} is at {remembered} of {queue}", facts, as_json)
@@ -421,7 +421,7 @@ def move(
 def delete_consumer(
     ps: Penstock, queue: Name, consumer: ConsumerName, yes: Yes = False, as_json: AsJson = False
 ) -> None:
-    """Delete a consumer: where it was is forgotten. Asks first, on a terminal."""
+    """Delete a consumer and its offset. Asks for confirmation on a terminal."""
     confirm(f"Delete consumer {consumer} of {queue}?", yes)
     ps.queue(queue).consumer(consumer).delete()
     print_done(f"deleted {consumer} of {queue}", {"queue": queue, "consumer": consumer, "deleted": True}, as_json)
@@ -429,7 +429,7 @@ def delete_consumer(
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
-sessions = Group(help="List who holds which messages since when; end a session.")
+sessions = Group(help="Show who holds which messages, and since when; end a session.")
 
 
 @sessions.command("list")
@@ -439,13 +439,14 @@ def list_sessions(
     queue: Annotated[
         str | None,
         Option(
-            help="Only those that hold messages of this queue; also receivers without a session.", show_default="all"
+            help="Only sessions that hold messages of this queue, and its receivers without a session.",
+            show_default="all",
         ),
     ] = None,
     limit: Annotated[int, Option(min=1, max=10_000, help="How many sessions at most.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions and connections with what they hold, those that hold most first.
+    """List sessions and connections, and what they hold. Those that hold most come first.
 
     penstock session list --queue orders
     """
@@ -493,11 +494,11 @@ def _as_text(info: SessionInfo) -> dict[str, Any]:
 @on_store()
 def end_session(
     ps: Penstock,
-    session: Annotated[str, Argument(help="The session, as `session list` names it.")],
+    session: Annotated[str, Argument(help="The session's id, as `session list` prints it.")],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """End a session: what it holds is ready for others at once. Asks first, on a terminal.
+    """End a session. Its messages are ready for others at once. Asks for confirmation on a terminal.
 
     penstock session end 0-17
     """

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "penstock://localhost:9325"
 
-Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)]
+Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Can be repeated.", show_default=False)]
 To = Annotated[str, Option("--to", help="The queue that gets the messages.", show_default=False)]
-Once = Annotated[bool, Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")]
+Once = Annotated[
+    bool, Option("--once/--continuous", help="Read the messages that are there and end, or continue until stopped.")
+]
 Every = Annotated[str, Option(help="The interval of batches when continuous.")]
 Within = Annotated[str, Option(help="How far apart two messages may be.")]
 ReadyState = Annotated[str, Option("--state", help="Where checkpoints and status are kept.")]
@@ -48,7 +50,7 @@ def archive(
     once: Once = True,
     every: Every = "30 seconds",
     batch: Annotated[int, Option(min=1, help="Messages in a batch.")] = 200_000,
-    compact: Annotated[bool, Option("--compact/--no-compact", help="Join small files at the end.")] = True,
+    compact: Annotated[bool, Option("--compact/--no-compact", help="Merge small files at the end.")] = True,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -76,28 +78,28 @@ def replay(
     to: To,
     archive: Annotated[Path | None, Option(help="The archive to read.", show_default=False)] = None,
     source: Annotated[
-        str | None, Option("--from", help="A queue whose history to read, instead.", show_default=False)
+        str | None, Option("--from", help="Read the history of this queue instead of an archive.", show_default=False)
     ] = None,
     queue: Annotated[
         list[str] | None, Option("--queue", "-q", help="Only these queues of the archive.", show_default=False)
     ] = None,
-    since: Annotated[datetime | None, Option(help="Only what was sent then or later (UTC).")] = None,
-    until: Annotated[datetime | None, Option(help="Only what was sent before (UTC).")] = None,
-    key: Annotated[list[str] | None, Option(help="Only messages with this key. Any number of them.")] = None,
+    since: Annotated[datetime | None, Option(help="Only messages sent at or after this time (UTC).")] = None,
+    until: Annotated[datetime | None, Option(help="Only messages sent before this time (UTC).")] = None,
+    key: Annotated[list[str] | None, Option(help="Only messages with this key. Can be repeated.")] = None,
     where: Annotated[str | None, Option(help="SQL over queue, offset, timestamp, key, value and headers.")] = None,
     rate: Annotated[float | None, Option(help="Messages a second at most.")] = None,
     state: Annotated[
-        Path | None, Option(help="The file to go on with.", show_default=".penstock/replay-....json")
+        Path | None, Option(help="The file that remembers the progress.", show_default=".penstock/replay-....json")
     ] = None,
     again: Annotated[
-        bool, Option("--again", help="Start from the beginning, even if it was done or begun before.")
+        bool, Option("--again", help="Start from the beginning, even if an earlier run has begun or finished.")
     ] = False,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Send messages of an archive, or of a queue's history, to a queue. Run it again to go on after a break.
+    """Send messages of an archive, or of a queue's history, to a queue. Run it again to continue after an interruption.
 
     penstock pipeline run replay --archive archive --to orders --where "value like '%tea%'" --rate 1000
     """
@@ -134,8 +136,8 @@ def redrive(
         str | None,
         Option(help="SQL over origin, error, first_error, attempts, failed_at, sent_at, session, key, value ..."),
     ] = None,
-    send: Annotated[bool, Option("--send", help="Send the chosen ones back. Without it, only look.")] = False,
-    to: Annotated[str | None, Option(help="Send them there, and not to where they came from.")] = None,
+    send: Annotated[bool, Option("--send", help="Send the chosen messages back. Without it, only show them.")] = False,
+    to: Annotated[str | None, Option(help="Send them to this queue, not to the ones that they came from.")] = None,
     rate: Annotated[int | None, Option(help="Messages a second at most.")] = None,
     master: Master = None,
     as_json: AsJson = False,
@@ -174,7 +176,9 @@ def rollup(
     table: Annotated[Path, Option("--table", help="The directory of the table.", show_default=False)],
     window: Annotated[str, Option(help="How long a window is. Keep it the same for a table.")] = "1 minute",
     queue: Annotated[str, Option("--queue", "-q", help="The events queue.")] = "penstock.events",
-    report: Annotated[Path | None, Option("--report", help="Draw a report here, too.", show_default=False)] = None,
+    report: Annotated[
+        Path | None, Option("--report", help="Also write a report to this file.", show_default=False)
+    ] = None,
     once: Once = True,
     every: Every = "30 seconds",
     master: Master = None,
@@ -211,7 +215,7 @@ def rollup(
 
 @commands.command()
 def report(
-    table: Annotated[Path, Option("--table", help="The table that rollup keeps.", show_default=False)],
+    table: Annotated[Path, Option("--table", help="The table that rollup writes.", show_default=False)],
     to: Annotated[Path, Option("--to", help="The page to write.")] = Path("report.html"),
     queue: Queues = None,
 ) -> None:
@@ -254,7 +258,7 @@ def join(
     left: Annotated[str, Option(help="A queue.", show_default=False)],
     right: Annotated[str, Option(help="Another queue.", show_default=False)],
     to: To,
-    on: Annotated[str, Option(help="What two messages have to agree on: key, or SQL.")] = "key",
+    on: Annotated[str, Option(help="What two messages must have in common: key, or SQL.")] = "key",
     within: Within = "10 minutes",
     state: ReadyState = ".penstock",
     once: Once = True,

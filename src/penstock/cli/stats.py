@@ -31,7 +31,7 @@ GONE_SECONDS = 60.0
 IN_QUARANTINE = "(quarantine)"
 """What tables say of a damaged queue, instead of counts that nobody knows."""
 
-Names = Annotated[list[str] | None, Argument(help="Queues. Without any: all of them.")]
+Names = Annotated[list[str] | None, Argument(help="Queues. Default: all of them.")]
 Prefix = Annotated[str, Option(help="Only queues whose names start with this.")]
 
 
@@ -72,7 +72,7 @@ def channel_row(queue: str, stats: ChannelStats) -> dict[str, Any]:
 def stats(ps: Penstock, queues: Names = None, prefix: Prefix = "", as_json: AsJson = False) -> None:
     """Show exact counts of queues: a line for each channel. Works on a directory while another process has it open.
 
-    ready, leased and delayed are how many there are now; acked, failed and dead count since the queue was made.
+    ready, leased and delayed are the numbers of messages now. acked, failed and dead count since the queue was created.
     """
     damaged: list[str] = []
     rows = [
@@ -163,8 +163,8 @@ def top(
 ) -> None:
     """Watch queues: how many messages wait, how many are in flight, and how many come and go a second.
 
-    The busiest channels come first. On a terminal the table is drawn anew, and `q` or Ctrl-C ends it. Elsewhere tables
-    follow each other.
+    The busiest channels come first. On a terminal the table is redrawn, and `q` or Ctrl-C ends it. Elsewhere one
+    table follows the other.
     """
     count = 1 if once else looks
     if not as_json and sys.stdout.isatty() and not once:

@@ -40,7 +40,7 @@ Url = Annotated[
     Option(
         "--url",
         "-u",
-        help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
+        help="A server instead of a directory: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
         section="Where the queues are",
     ),
@@ -48,7 +48,7 @@ Url = Annotated[
 Token = Annotated[
     str | None,
     Option(
-        help="The server's token. PENSTOCK_TOKEN is better: other users of a machine can see command lines.",
+        help="The server's token. Better use PENSTOCK_TOKEN: other users of the machine can see command lines.",
         show_default=False,
         section="Where the queues are",
     ),
@@ -63,7 +63,7 @@ _SAID_HERE = {
     "a dedup id (unless": "a dedup id (--dedup-id, unless",
     "Change the settings of the queue instead of creating it": "`penstock queue configure` changes them",
     "With a target,": "With --to QUEUE,",
-    "Creating a queue, or sending to it, makes it": "`penstock queue list` lists the queues",
+    "To create the queue, send a message to it": "`penstock queue list` lists the queues",
 }
 """What errors advise, as the command line says it."""
 
@@ -215,7 +215,7 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
 
 # -- penstock store ----------------------------------------------------------------------------------------------------
 
-stores = Group(help="Back up a data directory; check it for damage; salvage what is readable of it.")
+stores = Group(help="Back up a data directory; check it for damage; salvage what is readable.")
 
 
 @stores.command()
@@ -226,7 +226,7 @@ def backup(
 ) -> None:
     """Copy a data directory while a server serves from it, and check the copy.
 
-    Everything that was acknowledged before the command began is in the copy. Exit status 0: it is whole; 1: it is not.
+    Everything that was acknowledged before the command began is in the copy. Exit status 0: no damage; 1: damage.
     """
     import msgspec
 
@@ -250,7 +250,7 @@ def backup(
 
 @stores.command()
 def check(data: Data = None, as_json: AsJson = False) -> None:
-    """Read everything in a directory, and list what is damaged. Exit status 0: nothing is; 1: something is.
+    """Read everything in a directory, and list what is damaged. Exit status 0: no damage; 1: damage.
 
     Nothing is changed, and a server may have the directory open.
     """

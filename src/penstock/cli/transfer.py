@@ -143,14 +143,14 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
 
 def import_queues(
     target: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
-    file: Annotated[Path | None, Argument(help="An export. Without it, or `-`: standard input.")] = None,
+    file: Annotated[Path | None, Argument(help="The export to read. Without it, or with `-`: standard input.")] = None,
     into_existing: Annotated[
-        bool, Option("--into-existing", help="Add messages to queues that are there already.")
+        bool, Option("--into-existing", help="Add messages to queues that exist already.")
     ] = False,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring an export into a directory or a server. If it is interrupted, run the same command again: it continues.
+    """Bring an export into a directory or a server. After an interruption, run the same command again to continue.
 
     penstock import data queues.jsonl
 

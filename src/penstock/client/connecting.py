@@ -41,12 +41,12 @@ def connect(
 ) -> Penstock:
     """Connect to a server: `penstock://host:9325`, or `penstocks://host:9325` for TLS. The same API as `open`.
 
-    `token`: a bearer token, or `access_key:secret_key`. `name`: whom this client stands for, in the history of failed
+    `token`: a bearer token, or `access_key:secret_key`. `name`: the name of this client in the history of failed
     deliveries. `transport`: "websocket", "long_poll" or "poll"; by default the first of them that works. `timeout`:
-    how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None: for
-    ever). `prefetch`: how many messages to have here before they are asked for, one number or one for each queue.
-    `routing`: "direct" goes straight to the node of a cluster that has the queue; by default the server that is named
-    forwards. In the URL: `penstock://host:9325?routing=direct`.
+    how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None:
+    forever). `prefetch`: how many messages to fetch before `receive` asks for them, one number or one for each queue.
+    `routing`: "direct" sends commands straight to the node of a cluster that has the queue. By default, the server that
+    you connect to forwards them. In the URL: `penstock://host:9325?routing=direct`.
     """
     url, routing = _routing(url, routing)
     options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, tls)
@@ -70,7 +70,7 @@ def connect_async(
 ) -> AsyncConnecting:
     """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`.
 
-    `busy_poll`: how long to look for what comes next before the loop falls asleep. 0.0003 or so saves the time that
+    `busy_poll`: how long to poll for the next frame before the event loop sleeps. About 0.0003 saves the time that
     waking up takes, and costs processor time: see docs/python-api.md.
     """
     url, routing = _routing(url, routing)

@@ -39,7 +39,7 @@ class Identity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One delivery that did not end well: when, by whom, why."""
+    """A delivery that failed: when, in which session, and why."""
 
     attempt: int
     received_at: float
@@ -143,7 +143,7 @@ def _excerpt(body: bytes) -> str:
 
 
 class PeekedMessage(Content):
-    """A message as somebody sees it who does not take it."""
+    """A message that was looked at, not received."""
 
     __slots__ = ("_seen",)
 
@@ -153,12 +153,12 @@ class PeekedMessage(Content):
 
     @property
     def state(self) -> State:
-        """READY, LEASED or DELAYED (or DONE, for who asks for those)."""
+        """READY, LEASED or DELAYED; or DONE, if done messages were asked for."""
         return self._seen.state
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out."""
+        """How often it was delivered."""
         return self._seen.attempts
 
     @property
@@ -179,17 +179,17 @@ class Record(Content):
 
     @property
     def offset(self) -> int:
-        """Where it stands in its queue: its sequence number."""
+        """Its place in the queue: its sequence number."""
         return self.sequence
 
 
 class RecordList(list[Record]):
-    """Records in order of their offsets, and where to go on."""
+    """Records in order of their offsets, and the offset to continue from."""
 
     def __init__(self, records: Iterable[Record], next_offset: int, end_offset: int) -> None:
         super().__init__(records)
         self.next_offset = next_offset
-        """The offset to read from next: what to acknowledge when all of these are done."""
+        """The offset to read from next. Acknowledge it when all of these records are done."""
         self.end_offset = end_offset
         """The offset that the next message sent will have."""
 
@@ -208,18 +208,18 @@ def record_list(identity: Identity, records: Records) -> RecordList:
 class SentMessage:
     """What became of a message that was sent.
 
-    In a cluster, a unit of work's message for a queue of another shard is on its way when the work is committed: it has
-    no id yet ("") and no sequence number (-1).
+    In a cluster, a unit of work may send to a queue of another shard. That message is delivered after the commit, so it
+    has no id yet ("") and no sequence number (-1).
     """
 
     id: str
     sequence: int
     duplicate: bool = False
-    """It was known already (by its dedup id): id and sequence number are the original's, and nothing was added."""
+    """A message with this dedup id was sent before. Nothing was added; id and number are those of the first one."""
 
 
 class SentMessages(Sequence[SentMessage]):
-    """What became of a run of messages, in the order they were given. Ids are made when somebody looks."""
+    """What became of many messages, in the order in which they were given. Ids are made when they are read."""
 
     __slots__ = ("_duplicates", "_identity", "_sent")
 
@@ -301,28 +301,28 @@ class Leased(Content):
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out, this time included."""
+        """How often it was delivered, this time included."""
         attempt = self._run.attempt
         return attempt if isinstance(attempt, int) else int(attempt[self._index - self._run.start])
 
     @property
     def first_received_at(self) -> float:
-        """When it was handed out for the first time, in seconds since 1970."""
+        """When it was delivered for the first time, in seconds since 1970."""
         return seconds(int(self._run.first_received_ms[self._index - self._run.start]))
 
     @property
     def lease_ends_at(self) -> float:
-        """Until when it is this receiver's, in seconds since 1970."""
+        """When its lease ends, in seconds since 1970."""
         return seconds(self._lease_ends_ms)
 
     @property
     def lease_ends_ms(self) -> int:
-        """The same in milliseconds, as the server counts."""
+        """When its lease ends, in milliseconds, by the clock of the server."""
         return self._lease_ends_ms
 
     @property
     def receipt(self) -> str:
-        """What settles this delivery from anywhere else: `queue.ack(receipt)`, also after a restart."""
+        """Text that settles this delivery from any process: `queue.ack(receipt)`, also after a restart."""
         delivery = self._delivery
         return self._identity.receipt(delivery.queue_id, delivery.channel_id, self.sequence, self.attempts)
 
@@ -333,7 +333,7 @@ class Leased(Content):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its number in its queue, and how often it was handed out: this delivery and no other."""
+        """Its sequence number and its attempts. Together they name this delivery and no other."""
         attempt = self._run.attempt
         return self._chunk.base + self._index, attempt if isinstance(attempt, int) else self.attempts
 
@@ -401,17 +401,17 @@ class RunView:
 
     @property
     def buffer(self) -> memoryview:
-        """The bodies of the whole chunk end to end, not copied; `offsets` says which part is whose."""
+        """The bodies of the whole chunk end to end, not copied. `offsets` says where each one is."""
         return memoryview(self._run.chunk.bodies)
 
     @property
     def offsets(self) -> NDArray[np.int32]:
-        """Where each body starts in `buffer`, and where the last one ends; not copied."""
+        """Where each body starts in `buffer`, and where the last one ends. Not copied."""
         return self._run.chunk.offsets[self._run.start : self._run.stop + 1]
 
     @property
     def attempts(self) -> list[int]:
-        """How often each message was handed out, this time included."""
+        """How often each message was delivered, this time included."""
         attempts: list[int] = self._run.attempts.tolist()
         return attempts
 
@@ -518,7 +518,7 @@ class LeasedBatch:
 
 
 class MessageLife:
-    """A message as it is now: where it stands in each channel, who holds it, when it is due, what happened."""
+    """A message as it is now: its state in each channel, who holds it, when it is due, and what happened to it."""
 
     __slots__ = ("_identity", "_life")
 
@@ -564,7 +564,7 @@ class MessageLife:
 
     @property
     def priority(self) -> int:
-        """0 to 9; the highest goes first."""
+        """0 to 9. The highest is received first."""
         return self._life.priority
 
     @property
@@ -580,23 +580,23 @@ class MessageLife:
 
     @property
     def channels(self) -> list[ChannelLife]:
-        """Where it stands in each channel. Times are milliseconds, as the store has them."""
+        """Its state in each channel. Times are milliseconds, as in the store."""
         return self._life.channels
 
     @property
     def history(self) -> list[FailedAttempt]:
-        """Its failed deliveries, the oldest first, in every channel and in the queue that it came from."""
+        """Its failed deliveries in every channel, and in the queue that it came from. The oldest is first."""
         found = list(failures_of(self.origin, [], self.sequence))
         before = [] if self.origin is None else failed_attempts(found, self.origin.sequence)
         return before + [one for each in self.channels for one in failed_attempts(each.failures, self.sequence)]
 
     @property
     def events(self) -> list[LifeEvent]:
-        """Everything that happened to it, and will, the oldest first."""
+        """Everything that happened to it and will happen, the oldest first."""
         return events_of(self._life)
 
     def lines(self, now: float | None = None) -> list[str]:
-        """Its life, for people, a line for each event."""
+        """Its life as text for people: a line for each event."""
         return [told(event, time.time() if now is None else now) for event in self.events]
 
     def __repr__(self) -> str:

@@ -30,9 +30,9 @@ class ListenerSettings(TypedDict, total=False):
     """What `listen` and `listener` take besides the queue and the handler."""
 
     workers: int
-    """How many handlers run at once; 8."""
+    """How many handlers run at once. Default: 8."""
     channel: str
-    """The channel to read, made if it is not there; `main`."""
+    """The channel to read, created if it does not exist. Default: `main`."""
     policy: PolicyName
     """Given, it is set on the queue, for every reader of it."""
     consume_times: int
@@ -115,7 +115,7 @@ class Counted(Protocol):
 
 
 class ListenerMetrics:
-    """What a listener has done. Register it with prometheus_client to have it scraped: `REGISTRY.register(metrics)`."""
+    """What a listener has done. For Prometheus, register it with prometheus_client: `REGISTRY.register(metrics)`."""
 
     def __init__(self, listener: Counted, queue: str, channel: str, name: str) -> None:
         self._listener = listener
@@ -132,12 +132,12 @@ class ListenerMetrics:
 
     @property
     def in_hand(self) -> int:
-        """Messages that are leased here and not settled: waiting for a worker, being worked on, being settled."""
+        """How many messages are leased and not settled: those waiting for a worker, being handled or being settled."""
         return self._listener.in_hand
 
     @property
     def handler_seconds(self) -> HandlerTimes:
-        """How long handlers took, all workers together."""
+        """How long handlers took, for all workers together."""
         total = HandlerTimes()
         for times in self._times:
             total.count += times.count
@@ -166,13 +166,15 @@ class ListenerMetrics:
         for counter, help_text in (
             ("handled", "Messages that were handled and committed."),
             ("failed", "Messages that were released with an error."),
-            ("lost", "Messages whose lease was gone before they were settled."),
+            ("lost", "Messages whose lease had ended before they were settled."),
             ("receive_errors", "Receives that failed and were tried again."),
         ):
             family = CounterMetricFamily(f"penstock_listener_{counter}", help_text, labels=names)
             family.add_metric(values, getattr(self, counter))
             yield family
-        gauge = GaugeMetricFamily("penstock_listener_in_hand", "Messages leased and not settled.", labels=names)
+        gauge = GaugeMetricFamily(
+            "penstock_listener_in_hand", "Messages that are leased and not yet settled.", labels=names
+        )
         gauge.add_metric(values, self.in_hand)
         yield gauge
         times = self.handler_seconds

@@ -247,10 +247,10 @@ _ENTROPY_BYTES = 64
 def open(
     path: str | os.PathLike[str], *, read_only: bool = False, clock: Clock | None = None, **options: Any
 ) -> Penstock:
-    """Open a directory of queues (created if it is not there), or `":memory:"`. Close it, or use it in a `with` block.
+    """Open a directory of queues (created if it does not exist), or `":memory:"`. Close it, or use a `with` block.
 
-    `read_only` looks at a directory that another process may have open, and changes nothing. `options` are those
-    of `penstock.store.embedded.StoreOptions`.
+    With `read_only`, nothing is changed, and another process may have the directory open. `options` are those of
+    `penstock.store.embedded.StoreOptions`.
 
     >>> with open(":memory:") as ps:
     ...     orders = ps.queue("orders")
@@ -275,7 +275,7 @@ def open_async(
 ) -> AsyncOpening:
     """As `open`, for the tasks of one event loop: `async with penstock.open_async(path) as ps`.
 
-    `commit_in_thread` keeps the loop free while a commit is on its way to the disk, and costs some throughput.
+    `commit_in_thread` keeps the loop free while a commit is written to the disk. It costs some throughput.
     """
 
     def opened() -> Callable[[], AsyncPenstock]:

@@ -176,7 +176,7 @@ class OpenUnit:
     ) -> None:
         """Hold a message until the commit. Nobody sees it before, and nothing goes over the network.
 
-        `BatchTooLarge` if the unit would become larger than one commit may be.
+        Raises `BatchTooLarge` if the unit would become larger than one commit may be.
         """
         if not isinstance(queue, str):
             raise InvalidRequest(f"queue is {queue!r}: it must be text")

@@ -15,10 +15,11 @@ class QueueSettings(TypedDict, total=False):
     """A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too. Default: 'standard'."""
 
     lease: Seconds
-    """How long a receiver has before its messages go to somebody else. From 0 to 43,200 seconds. Default: 30."""
+    """How long a receiver has to settle its messages, before others can receive them. From 0 to 43,200 seconds.
+    Default: 30."""
 
     retention: Seconds | None
-    """Messages older than this are deleted, also unreceived ones. None keeps them for ever. From 60 to 1,209,600
+    """Messages older than this are deleted, even if nobody has received them. None: never. From 60 to 1,209,600
     seconds. Default: 345600."""
 
     retention_bytes: int | None
@@ -29,17 +30,17 @@ class QueueSettings(TypedDict, total=False):
     """How long every message waits before it can be received. From 0 to 3,162,240,000 seconds. Default: 0."""
 
     message_bytes_max: int
-    """Body and attributes of one message together. From 1 to 268,435,456. Default: 1048576."""
+    """How large one message may be: its body and attributes together. From 1 to 268,435,456. Default: 1048576."""
 
     receive_wait: Seconds
-    """How long a receive waits for messages, unless it names a time itself. From 0 to 20 seconds. Default: 0."""
+    """How long a receive waits for messages if the caller does not say. From 0 to 20 seconds. Default: 0."""
 
     max_receives: int
-    """After this many failed deliveries a message goes to the dead-letter queue. 0: never. From 0 to 1,000.
+    """How many failed deliveries move a message to the dead-letter queue. 0: it is never moved. From 0 to 1,000.
     Default: 10."""
 
     dead_letter: str | None
-    """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`). Default: None."""
+    """The dead-letter queue. None: a queue that is named after this one, such as `orders.dead`. Default: None."""
 
     backoff: Backoff
     """How long a failed message waits before its next delivery."""
@@ -51,33 +52,33 @@ class QueueSettings(TypedDict, total=False):
     """With policy `consume_times`: how often a message may be delivered at most. From 1 to 1,000. Default: 1."""
 
     deliver_unsynced: bool
-    """Push messages while their send is being written to the disk. A crash may take them back. Default: False."""
+    """Push messages before they are synced to disk. After a crash, such a message may not exist. Default: False."""
 
     partitions: int
-    """How many shards hold the queue, in a cluster. From 1 to 1,024. Default: 1."""
+    """In a cluster: over how many shards the queue is spread. From 1 to 1,024. Default: 1."""
 
     content_dedup: bool
-    """FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body. Default: False."""
+    """FIFO: deduplicate messages without a dedup id by the SHA-256 of their body. Default: False."""
 
     dedup_scope: Scope
-    """FIFO: whether a dedup id counts for the whole queue or for its group. Default: 'queue'."""
+    """FIFO: whether a dedup id must be unique in the whole queue or only in its group. Default: 'queue'."""
 
     throughput_scope: Scope
-    """FIFO: whether `throughput_per_second` is the queue's or each group's. Default: 'queue'."""
+    """FIFO: whether `throughput_per_second` limits the whole queue or each group. Default: 'queue'."""
 
     throughput_per_second: int | None
-    """FIFO: messages that the queue or each group takes a second. None: no limit. From 1 to 1,099,511,627,776.
-    Default: None."""
+    """FIFO: how many messages a second the queue, or each group, accepts. None: no limit. From 1 to
+    1,099,511,627,776. Default: None."""
 
     in_flight_max: int
-    """How many messages a channel may have leased at once. From 1 to 10,000,000. Default: 120000."""
+    """How many messages of a channel may be leased at once. From 1 to 10,000,000. Default: 120000."""
 
     consumer_retention: Seconds | None
-    """A named consumer that was silent for this long is forgotten. None: never. From 60 to 3,162,240,000 seconds.
-    Default: 1209600."""
+    """A named consumer is deleted after this long without a sign of life. None: never. From 60 to 3,162,240,000
+    seconds. Default: 1209600."""
 
     tags: dict[str, str]
-    """Names and values of your own, kept with the queue."""
+    """Your own names and values, stored with the queue."""
 
     labels: dict[str, str]
-    """Names and values that front ends keep with the queue."""
+    """Names and values that protocols such as SQS store with the queue."""

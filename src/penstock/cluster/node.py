@@ -516,7 +516,7 @@ def _bracketed(host: str) -> str:
 _GAUGES = {
     "rate": "Messages a second, in and out, smoothed.",
     "backlog": "Messages in the shard, whatever their state.",
-    "bytes": "Bytes of those messages.",
+    "bytes": "Bytes of the messages in the shard.",
     "queues": "Queues in the shard.",
     "outbox": "Entries that wait to be forwarded to other shards.",
 }
@@ -561,11 +561,13 @@ def shard_families(
 ) -> Iterator[Metric]:
     """Metrics of each shard that is served here."""
     labels = ("shard", "node")
-    epoch = GaugeMetricFamily("penstock_shard_epoch", "Served here, in this epoch.", labels=labels)
+    epoch = GaugeMetricFamily("penstock_shard_epoch", "The epoch in which the node serves the shard.", labels=labels)
     commits = CounterMetricFamily("penstock_shard_commits", "Commits made durable.", labels=labels)
     seconds = CounterMetricFamily("penstock_shard_commit_seconds", "How long the commits took.", labels=labels)
     withheld = CounterMetricFamily(
-        "penstock_shard_withheld_steps", "Steps whose messages stayed, for want of a proof.", labels=labels
+        "penstock_shard_withheld_steps",
+        "Steps whose messages were held back, because ownership was not proven.",
+        labels=labels,
     )
     for shard, owned_shard in sorted(owned_shards.items()):
         if owned_shard.served is not None and owned_shard.claimed is not None and owned_shard.proof is not None:

@@ -125,7 +125,7 @@ class ChannelStats(msgspec.Struct):
     acked: int
     failed: int
     dead: int
-    """Messages that this channel sent to the dead-letter queue, ever."""
+    """Messages of this channel that ever went to the dead-letter queue."""
     paused: bool
     oldest_ms: int | None
     """When the oldest message that is not done was sent."""
@@ -142,7 +142,7 @@ class Stats(msgspec.Struct):
     """Messages in the store, whatever their state."""
     bytes: int
     delayed: int
-    """Messages sent with a delay that no channel can see yet."""
+    """Messages with a delay that no channel can see yet."""
     sent: int
     quarantined: int
     """Messages in chunks that are damaged."""
@@ -151,11 +151,11 @@ class Stats(msgspec.Struct):
     channels: dict[str, ChannelStats]
     consumers: dict[str, int]
     paused: bool = False
-    """Whether its channels are not shown what is sent."""
+    """Whether the queue is paused: its channels do not see new messages."""
     backlog: int = 0
-    """Messages that no channel has been shown: all while there are none, else those since the pause."""
+    """Messages that no channel has seen yet: all if there are no channels, or those sent since the queue was paused."""
     sent_bytes: int = 0
-    """Bytes of what was sent since the store was opened."""
+    """Bytes of the messages sent since the store was opened."""
 
 
 class QueueTally(NamedTuple):
@@ -180,7 +180,7 @@ class QueueTally(NamedTuple):
 
 
 class QueueInfo(msgspec.Struct):
-    """A queue, described."""
+    """A queue: its settings, its channels and its size."""
 
     name: str
     queue_id: int
@@ -189,9 +189,9 @@ class QueueInfo(msgspec.Struct):
     changed_ms: int
     channels: list[str]
     channel_ids: list[int] = []
-    """The numbers of the channels, beside their names."""
+    """The numbers of the channels, in the order of their names."""
     messages: int = 0
-    """How many messages it holds, and how many bytes they take, at the moment."""
+    """How many messages it has now; `size`: how many bytes they take."""
     size: int = 0
 
 
@@ -204,7 +204,7 @@ class CatalogEvent(NamedTuple):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A report of a damaged chunk, or (with `last` below `first`) of other damage, out of `Broker.take_reports`."""
+    """A report of damage: of messages `first` to `last` or, if `last` is below `first`, of something else."""
 
     queue: str
     first: int
@@ -1067,25 +1067,25 @@ class HeldLeases(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionInfo(msgspec.Struct):
-    """A session, and what it holds."""
+    """A session or connection, and the messages that it holds."""
 
     session: int
-    """0: leases of nobody in particular."""
+    """0: leases without a session."""
     name: str = ""
     ttl_ms: int | None = None
     seen_ms: int = 0
     """The last sign of life; 0 for session 0."""
     connection: str = ""
-    """Where its connection is, if that can be another process."""
+    """The node that has its connection, in a cluster."""
     is_bound: bool = False
-    """It is a connection, and ends with it."""
+    """Whether it is a connection, and ends with it."""
     leases: list[HeldLeases] = []
     shard: int = 0
-    """Where it has this number."""
+    """The shard in which it has this number."""
 
     @property
     def id(self) -> str:
-        """How it is named to be ended.
+        """The id by which it can be ended.
 
         >>> SessionInfo(17).id, session_named("0-17"), session_named("seventeen")
         ('0-17', (0, 17), None)
@@ -1418,7 +1418,7 @@ class RescheduleMessages(Command):
 
 
 class RedriveTask(msgspec.Struct):
-    """A redrive and how far it is."""
+    """A redrive, and how far it is."""
 
     task: int
     queue: str
@@ -1441,7 +1441,7 @@ class RedriveTask(msgspec.Struct):
     match_group: str | None = None
     discard: bool = False
     origins: list[str] | None = None
-    """Patterns of names: only dead letters of these queues are wanted."""
+    """Only dead letters of queues whose names match one of these patterns are moved."""
 
 
 class _FirstStartRedrive(Command):

@@ -73,56 +73,56 @@ class BatchTooLarge(InvalidRequest):
 
 
 class NoCommonVersion(InvalidRequest):
-    """There is no version of the conversation that both the client and the server speak."""
+    """There is no version of the protocol that both the client and the server speak."""
 
 
 class NotFound(PenstockError, LookupError):
-    """The thing that the command names is not there."""
+    """What the command names does not exist."""
 
 
 class QueueNotFound(NotFound):
-    """No queue of that name.
+    """There is no queue of this name.
 
     >>> str(QueueNotFound.of("orders"))
-    "there is no queue 'orders': check the name. Creating a queue, or sending to it, makes it"
+    "there is no queue 'orders': check the name. To create the queue, send a message to it"
     """
 
     @classmethod
     def of(cls, queue: str) -> QueueNotFound:
         """The error for a queue that is not there."""
-        return cls(f"there is no queue {queue!r}: check the name. Creating a queue, or sending to it, makes it")
+        return cls(f"there is no queue {queue!r}: check the name. To create the queue, send a message to it")
 
 
 class QueueReplaced(QueueNotFound):
-    """The queue that was meant is not here: it is gone, and another one may have its name. Nothing was done."""
+    """The queue that was meant was deleted, and another one may have its name. Nothing was done."""
 
 
 class ChannelNotFound(NotFound):
-    """The queue has no channel of that name."""
+    """The queue has no channel of this name."""
 
 
 class ConsumerNotFound(NotFound):
-    """The queue has no consumer of that name."""
+    """The queue has no consumer of this name."""
 
 
 class SessionNotFound(NotFound):
-    """The session has ended, or never was."""
+    """The session has ended, or never existed."""
 
 
 class TaskNotFound(NotFound):
-    """No redrive task with that number."""
+    """There is no redrive with this number."""
 
 
 class MessageNotFound(NotFound):
-    """No message with that id: it is done, or gone, or never was."""
+    """There is no message with this id: it is done, was deleted, or never existed."""
 
 
 class QueueExists(PenstockError):
-    """The queue exists with another configuration."""
+    """The queue exists with other settings."""
 
 
 class QueueChanged(PenstockError):
-    """A change of settings was worked out from others than there are now: look at them again."""
+    """Somebody else changed the settings of the queue at the same time. Look at them again."""
 
 
 class ReceiptRefused(PenstockError):
@@ -130,7 +130,7 @@ class ReceiptRefused(PenstockError):
 
 
 class StaleReceipt(ReceiptRefused):
-    """The lease is over: the message was settled before, or handed out again."""
+    """The lease is over: the message was settled before, or delivered again."""
 
 
 class ForeignReceipt(ReceiptRefused):
@@ -146,11 +146,11 @@ class LeaseTooLong(InvalidRequest):
 
 
 class OverLimit(PenstockError):
-    """The channel has as many messages in flight as it may have."""
+    """The channel has as many messages in flight as `in_flight_max` allows."""
 
 
 class Throttled(PenstockError):
-    """The queue or the group is above its configured rate; try again later."""
+    """The queue or the group is above its configured rate. Try again later."""
 
 
 def _wait_in(error: PenstockError) -> float:
@@ -158,7 +158,7 @@ def _wait_in(error: PenstockError) -> float:
 
 
 class RateLimited(Throttled):
-    """The caller asks more often than the server lets it; nothing was done.
+    """The caller sends more requests than the server allows. Nothing was done.
 
     >>> RateLimited("too many requests: wait 0.250 s").wait_s
     0.25
@@ -171,11 +171,11 @@ class RateLimited(Throttled):
 
 
 class RewindRefused(PenstockError):
-    """A consumer's acknowledgement would go back, and rewinding was not allowed."""
+    """An acknowledgement would move the consumer backwards, without `allow_rewind`."""
 
 
 class WorkRefused(PenstockError):
-    """A unit of work cannot be committed; nothing of it was done."""
+    """A unit of work cannot be committed. Nothing of it was done."""
 
 
 class StageNotFound(WorkRefused):
@@ -196,11 +196,11 @@ class MarkMoved(PenstockError):
 
 
 class ChunkDamaged(PenstockError):
-    """Stored messages do not match their checksum. They are quarantined, not deleted."""
+    """Stored messages do not match their checksum. They are in quarantine, not deleted."""
 
 
 class QueueDamaged(PenstockError):
-    """What is stored of a queue is damaged or incomplete. It is kept as it is, and not served; other queues are.
+    """The stored data of a queue is damaged or incomplete. It is kept, but not served. Other queues are served.
 
     >>> str(QueueDamaged.of("orders", "2 of 14 records are damaged"))  # doctest: +ELLIPSIS
     "queue 'orders' is in quarantine: 2 of 14 records are damaged. Other queues are served; ..."
@@ -216,11 +216,11 @@ class QueueDamaged(PenstockError):
 
 
 class AccessDenied(PenstockError):
-    """The server does not know the caller, or the caller has no right to do that."""
+    """The credentials are missing or wrong, or they do not allow this."""
 
 
 class TooManyFailedLogins(AccessDenied):
-    """Too many wrong credentials came from the caller's address. New ones are not looked at until the wait is over.
+    """Too many wrong credentials came from the caller's address. Until the wait is over, others are refused as well.
 
     >>> TooManyFailedLogins("too many failed logins from 10.0.0.1: wait 6.000 s").wait_s
     6.0
@@ -233,20 +233,20 @@ class TooManyFailedLogins(AccessDenied):
 
 
 class ConnectionLost(PenstockError, ConnectionError):
-    """The server cannot be reached, or does not answer. The two kinds below say what became of the command."""
+    """The server cannot be reached, or does not answer. Its two kinds say whether the command may have been done."""
 
 
 class NotSent(ConnectionLost):
-    """The command has not been done, and will not be: it never left, or was refused before it was looked at."""
+    """The command was not done, and will not be: it was not sent, or the server refused it unread."""
 
 
 class OutcomeUnknown(ConnectionLost):
-    """The command left, and no answer came in time: it was done once, or not at all."""
+    """The command was sent, and no answer came in time: it was done once, or not at all."""
 
 
 class StoreError(PenstockError):
-    """The store could not do its part. Subclasses say whether the outcome is certain."""
+    """The store failed. The subclasses say whether the outcome is certain."""
 
 
 class StoreDamaged(StoreError):
-    """Damage that concerns everything in the store. Nothing was skipped, and nothing was changed."""
+    """The store as a whole is damaged. Nothing was skipped, and nothing was changed."""

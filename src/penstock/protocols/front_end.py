@@ -246,7 +246,7 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
     abandoned.add_metric((protocol,), counters.abandoned)
     yield abandoned
     rejected = CounterMetricFamily(
-        "penstock_http_rejections", "Connections ended for what came over them.", labels=("protocol", "status")
+        "penstock_http_rejections", "Connections closed because of what the client sent.", labels=("protocol", "status")
     )
     for status, count in counters.rejections.items():
         rejected.add_metric((protocol, str(status)), count)

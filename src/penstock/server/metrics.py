@@ -129,7 +129,7 @@ _TALLY_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("quarantined_messages", "Messages in damaged chunks.", "quarantined"),
     ("ready_messages", "Messages that can be received now, in all channels.", "ready"),
     ("leased_messages", "Messages in flight, in all channels.", "leased"),
-    ("delayed_messages", "Messages that wait for their time, in all channels.", "delayed"),
+    ("delayed_messages", "Delayed messages, which are not yet due, in all channels.", "delayed"),
 )
 
 
@@ -188,7 +188,7 @@ _QUEUE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
 _CHANNEL_SERIES: tuple[tuple[str, str, bool, Callable[[ChannelStats], float]], ...] = (
     ("ready_messages", "Messages that can be received now.", False, lambda channel: channel.ready),
     ("leased_messages", "Messages in flight.", False, lambda channel: channel.leased),
-    ("delayed_messages", "Messages that wait for their time.", False, lambda channel: channel.delayed),
+    ("delayed_messages", "Delayed messages, which are not yet due.", False, lambda channel: channel.delayed),
     ("waiting_receivers", "Receives that wait for messages.", False, lambda channel: channel.waiting_receivers),
     (
         "oldest_message_timestamp_seconds",
@@ -206,13 +206,13 @@ def store_families(stats: StoreStats) -> Iterator[Metric]:
     for name, text, value in (
         ("commits", "Commits made durable.", stats.commits),
         ("commits_waited", "Commits that had to wait for the table.", stats.commits_waited),
-        ("chunks_died_young", "Chunks consumed before they went to the table.", stats.chunks_died_young),
+        ("chunks_died_young", "Chunks consumed before they were written to the table.", stats.chunks_died_young),
         ("chunks_applied", "Chunks written to the table.", stats.chunks_applied),
         ("apply_failures", "Times that the table could not be written.", stats.apply_failures),
     ):
         yield CounterMetricFamily(f"penstock_store_{name}", text, value=value)
     yield GaugeMetricFamily(
-        "penstock_store_unapplied_bytes", "What is in memory on its way to the table.", value=stats.unapplied_bytes
+        "penstock_store_unapplied_bytes", "Bytes in memory that are not yet in the table.", value=stats.unapplied_bytes
     )
 
 

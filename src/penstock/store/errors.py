@@ -32,27 +32,27 @@ class StoreLocked(StoreError):
 
 
 class ShardClosed(StoreError):
-    """The store was closed; open it again."""
+    """The store was closed. Open it again."""
 
 
 class StoreReadOnly(StoreError):
-    """A commit on a store that was opened for reading."""
+    """A store that was opened read-only cannot be changed."""
 
 
 class StoreVersion(StoreError):
-    """The directory was written by a version that this one does not know."""
+    """The directory was written by a version of Penstock that this one cannot read."""
 
 
 class DiskFailed(StoreError):
-    """The operating system could not read the disk. What is stored may well be whole: look at the disk first."""
+    """The operating system could not read the disk. The stored data may be undamaged: check the disk first."""
 
 
 class DiskFull(StoreError):
-    """No space left. This commit was not written; what was committed before is safe."""
+    """The disk is full. This commit was not written; earlier commits are safe."""
 
 
 class CommitFailed(StoreError):
-    """A commit's outcome is not known; the store must be opened again."""
+    """It is not known whether the commit was written. The store must be opened again."""
 
 
 class CommitAborted(StoreError):

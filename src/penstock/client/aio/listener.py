@@ -81,7 +81,7 @@ _LOOK_SECONDS = 0.05
 
 
 class AsyncListener:
-    """Workers for one queue. `start` it, or enter its block; `stop` it, or leave the block; or `run_forever`."""
+    """Workers that handle the messages of one queue. Use `start` and `stop`, a `with` block, or `run_forever`."""
 
     def __init__(
         self,
@@ -155,12 +155,12 @@ class AsyncListener:
 
     @property
     def in_hand(self) -> int:
-        """Messages that are leased here and not settled."""
+        """How many messages are leased by this listener and not yet settled."""
         return self._acknowledger.in_hand
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why the last receive failed; None when the last one did not."""
+        """Why the last receive failed. None if it did not fail."""
         return self._error
 
     # -- starting and stopping --
@@ -171,7 +171,7 @@ class AsyncListener:
             self._info = await self._prepare()
 
     async def start(self) -> Self:
-        """Configure the queue if that was asked for, and begin."""
+        """Configure the queue if the settings ask for that, and start the workers."""
         if self._state == "running":
             return self
         if self._state != "new":
@@ -193,17 +193,17 @@ class AsyncListener:
         return self
 
     def request_stop(self) -> None:
-        """Ask for the end of `run_forever`, and fetch nothing more. From anywhere: a handler, a signal handler."""
+        """Ask the listener to stop. It may be called from anywhere, also from a handler or a signal handler."""
         self._stopping = True
         self._room.set()
         self._stop_asked.set()
 
     async def stop(self, timeout: Seconds | None = 30) -> bool:
-        """Fetch no more, give back what is not begun, finish what is, and settle it.
+        """Fetch no more messages, give back those that were not begun, and finish and settle the others.
 
-        Handlers that run longer than `timeout` (None: there is no such time) lose their messages, which are released;
-        tasks are cancelled, threads left to themselves. True if there were none. Not to be called by a handler, which
-        has `request_stop`.
+        Handlers that run longer than `timeout` (None: no limit) lose their messages, which are released. Tasks are then
+        cancelled; threads run to their end. Returns True if there were no such handlers. A handler must not call this,
+        but may call `request_stop`.
         """
         timeout_s = seconds_of(timeout)
         if self._state in ("new", "stopped"):
@@ -229,7 +229,7 @@ class AsyncListener:
         return finished
 
     async def run_forever(self, *, timeout: Seconds | None = 30) -> bool:
-        """Start, and stop in good order when SIGTERM or SIGINT comes, or `request_stop` is called."""
+        """Start, and stop in good order on SIGTERM, on SIGINT, or when `request_stop` is called."""
         return await run_together([self], timeout)
 
     async def __aenter__(self) -> Self:

@@ -13,28 +13,28 @@ from penstock.core.errors import PenstockError
 
 
 class AsyncMessage(Leased):
-    """A message under lease. As a context manager it acks on success, and releases with the error on failure."""
+    """A leased message. As a context manager it acks when the block succeeds, and releases when it raises."""
 
     __slots__ = ()
 
     _caller: AsyncCaller
 
     async def ack(self) -> None:
-        """The work is done: the message goes."""
+        """The work is done: the message is removed."""
         delivery = self._delivery
         command = Ack(queue=delivery.queue, channel=delivery.channel, spans=[self.span])
         Settled.check(await self._caller.call(command))
         self._settled = True
 
     async def release(self, *, delay: Seconds | None = None, error: str = "") -> None:
-        """The work failed: the message goes back, at once or after a delay (None: as the queue's backoff says)."""
+        """The work failed: the message is delivered again, after `delay` (None: by the queue's backoff)."""
         delay_ms = length_ms(delay, "delay")
         command = Release(queue=self.queue, channel=self.channel, spans=[self.span], delay_ms=delay_ms, error=error)
         Settled.check(await self._caller.call(command))
         self._settled = self._given_back = True
 
     async def extend(self, lease: Seconds) -> None:
-        """The work goes on: the lease ends so many seconds from now. 0 gives the message back."""
+        """The work takes longer: the lease ends `lease` seconds from now. 0 gives the message back."""
         lease_ms = lease_length_ms(lease)
         command = Extend(queue=self.queue, channel=self.channel, spans=[self.span], lease_ms=lease_ms)
         Settled.check(await self._caller.call(command))

@@ -15,14 +15,14 @@ from penstock.core.errors import PenstockError
 
 
 class Batch(LeasedBatch):
-    """A whole delivery. Falsy when it is empty. As a context manager it settles like a message does."""
+    """All messages of one receive. An empty batch is falsy. As a context manager it settles them as a message does."""
 
     __slots__ = ()
 
     _caller: Caller
 
     def messages(self) -> list[Message]:
-        """Every message by itself, to be read or settled one by one."""
+        """The messages one by one, to be read or settled separately."""
         return messages_of(self._caller, self._delivery)
 
     def __iter__(self) -> Iterator[Message]:
@@ -33,7 +33,7 @@ class Batch(LeasedBatch):
         return Batch(self._caller, self._part(part))
 
     def ack(self) -> int:
-        """The work is done. Returns how many messages went."""
+        """The work is done. Returns the number of messages that were acknowledged."""
         if not self._delivery.runs:
             return 0
         delivery = self._delivery
@@ -43,7 +43,7 @@ class Batch(LeasedBatch):
         return count
 
     def release(self, *, delay: Seconds | None = None, error: str = "") -> int:
-        """The work failed: all messages go back. Returns how many."""
+        """The work failed: all messages are delivered again. Returns the number of messages."""
         if not self._delivery.runs:
             return 0
         delivery, delay_ms = self._delivery, length_ms(delay, "delay")
@@ -55,9 +55,9 @@ class Batch(LeasedBatch):
         return count
 
     def give_back(self) -> int:
-        """Nobody has begun to work on these: they are ready again, as if they had not been received. Returns how many.
+        """Return messages that nobody has begun to work on: they are ready, as if not received. Returns their number.
 
-        The policies `consume_times` and `consume_once` count the delivery all the same.
+        Under the policies `consume_times` and `consume_once`, the delivery still counts.
         """
         if not self._delivery.runs:
             return 0
@@ -70,7 +70,7 @@ class Batch(LeasedBatch):
         return count
 
     def extend(self, lease: Seconds) -> int:
-        """The work goes on: every lease ends so many seconds from now. Returns how many."""
+        """The work takes longer: every lease ends `lease` seconds from now. Returns the number of messages."""
         if not self._delivery.runs:
             return 0
         delivery, lease_ms = self._delivery, lease_length_ms(lease)

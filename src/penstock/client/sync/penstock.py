@@ -49,7 +49,7 @@ from penstock.core.queues.config import dead_letter_name
 
 
 class Session:
-    """What is received through a session belongs to it. Leaving its block ends it."""
+    """Messages that are received through a session belong to it. Leaving its block ends it."""
 
     __slots__ = ("_caller", "_number", "name")
 
@@ -59,19 +59,19 @@ class Session:
         self.name = name
 
     def queue(self, name: str) -> Queue:
-        """A handle on a queue, whose leases are this session's."""
+        """A handle on a queue. Its leases belong to this session."""
         return Queue(self._caller, name, self._number)
 
     def unit_of_work(self) -> UnitOfWork:
-        """A unit of work, whose leases are this session's."""
+        """A unit of work. Its leases belong to this session."""
         return UnitOfWork(self._caller, self._number)
 
     def heartbeat(self) -> None:
-        """The session is alive: a session with a time to live ends when no heartbeat comes for so long."""
+        """Keep the session alive. A session with a `ttl` ends when no heartbeat comes for that long."""
         self._caller.call(Heartbeat(session=self._number))
 
     def end(self, *, error: str = "session ended") -> int:
-        """Release everything that the session holds, in one commit. Returns how many messages."""
+        """Release everything that the session holds, in one commit. Returns the number of messages."""
         count: int = self._caller.call(EndSession(session=self._number, error=error))
         return count
 
@@ -95,7 +95,7 @@ _LOOK_SECONDS_MAX = 0.25
 
 
 class Redrive:
-    """A redrive that was started. It goes on by itself, also after a restart."""
+    """A redrive that was started. It runs in the background, and continues after a restart."""
 
     __slots__ = ("_caller", "_queue", "_task")
 
@@ -110,7 +110,7 @@ class Redrive:
         return self._task
 
     def progress(self) -> RedriveTask:
-        """How far it is."""
+        """How far the redrive is."""
         tasks: list[RedriveTask] = self._caller.call(ListRedrives(queue=self._queue))
         for task in tasks:
             if task.task == self._task:
@@ -118,12 +118,12 @@ class Redrive:
         raise TaskNotFound(f"there is no redrive {self._task} of queue {self._queue!r}")
 
     def cancel(self) -> RedriveTask:
-        """Stop. What was moved stays moved."""
+        """Stop the redrive. Messages that were moved stay moved."""
         task: RedriveTask = self._caller.call(CancelRedrive(task=self._task))
         return task
 
     def wait(self, timeout: Seconds | None = None) -> RedriveTask:
-        """Until it is over, or the time is up: look at `status`."""
+        """Wait until the redrive is over, or the time is up. The `status` says which."""
         left_ms = length_ms(timeout, "timeout")
         looks = 0
         while True:
@@ -154,16 +154,17 @@ class Penstock:
         return Queue(self._caller, name)
 
     def create_queue(self, name: str, *, channels: Iterable[str] = (MAIN,), **settings: Unpack[QueueSettings]) -> Queue:
-        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`.
+        """Create a queue with these settings. If it exists with the same ones, that is fine; otherwise `QueueExists`.
 
-        `channels` are those it has from the start. Without any, messages are kept for the first one that comes.
+        `channels` are the channels that it has from the start. Without any, messages are kept for the first channel
+        that is created.
         """
         config = config_of(name, settings)
         self._caller.call(CreateQueue(name=name, config=config, channels=tuple(channels)))
         return Queue(self._caller, name)
 
     def queues(self, prefix: str = "", *, dead_letters_to: str | None = None) -> list[str]:
-        """The names of all queues that start so, in order; or of those whose dead letters go to a queue."""
+        """The names of queues that start with `prefix`, in order; or of those with a given dead-letter queue."""
         names: list[str] = []
         while True:
             after = names[-1] if names else ""
@@ -174,7 +175,7 @@ class Penstock:
                 return names
 
     def stats(self, prefix: str = "") -> list[Stats]:
-        """Exact counts of all queues whose names start so, and of each of their channels, in order: few questions."""
+        """Exact counts of all queues whose names start with `prefix`, and of their channels, in order of the names."""
         found: list[Stats] = []
         while True:
             after = found[-1].name if found else ""
@@ -184,15 +185,16 @@ class Penstock:
                 return found
 
     def session(self, name: str, *, ttl: Seconds | None = None) -> Session:
-        """Start a session. With `ttl` it ends by itself when no heartbeat comes for so long."""
+        """Start a session. With a `ttl`, it ends by itself when no heartbeat comes for that long."""
         number: int = self._caller.call(OpenSession(name=name, ttl_ms=length_ms(ttl, "ttl")))
         return Session(self._caller, name, number)
 
     def sessions(self, queue: str | None = None, *, limit: int = 1_000) -> list[SessionInfo]:
-        """Who holds messages, since when and until when: those that hold most first. Of a queue, or of all.
+        """Who holds messages of a queue or of all queues, since when and until when. Those that hold most come first.
 
-        A session is a client's own, or a connection. With a queue, what is held without one comes as number 0. You see
-        the queues that you may read; sessions that hold nothing are seen by who may read all.
+        These are connections, and sessions that clients opened. For one queue, session number 0 stands for messages
+        that are held without a session. You see only queues that you may read. To see sessions that hold no messages,
+        you need the right to read all queues.
 
         >>> import penstock
         >>> with penstock.open(":memory:") as ps:
@@ -208,10 +210,10 @@ class Penstock:
         return sorted(told, key=lambda each: (each.session != 0, -each.held))
 
     def end_session(self, session: str) -> int:
-        """End a session, whosever it is, by its id in `sessions()`: what it holds is ready for others at once.
+        """End any client's session, by its id in `sessions()`. The messages that it holds are ready for others at once.
 
-        That needs the right to administer every queue of which it holds messages, or all, if it holds none. Returns
-        how many messages were released; `SessionNotFound` if the session has ended.
+        That needs the right `admin` on every queue whose messages it holds, or on all queues if it holds none. Returns
+        the number of messages that were released. Raises `SessionNotFound` if the session has ended.
         """
         named = session_named(session)
         if named is None:
@@ -221,20 +223,20 @@ class Penstock:
         return count
 
     def unit_of_work(self) -> UnitOfWork:
-        """Takes and puts that happen together or not at all."""
+        """A unit of work: takes and puts that happen together or not at all."""
         return UnitOfWork(self._caller)
 
     def listen(self, queue: str, handler: Callable[..., Any], **settings: Unpack[ListenerSettings]) -> Listener:
-        """Call `handler(message)`, or `handler(message, tx)`, with each message of a queue, by `workers` at a time.
+        """Call `handler(message)`, or `handler(message, tx)`, with each message of a queue, by `workers` workers.
 
-        When the handler returns, its message is acknowledged and what it put into `tx`, a unit of work, is sent, in one
-        commit. When it raises, nothing of that happens, and the message goes back with the error. `policy`,
-        `consume_times` and `backoff` change the queue. `stop()` the listener, or use it as a context manager.
+        When the handler returns, one commit acknowledges its message and sends what it put into `tx`, a unit of work.
+        When it raises, nothing is sent, and the message goes back with the error. `policy`, `consume_times` and
+        `backoff` change the queue. `stop()` the listener, or use it as a context manager.
         """
         return self._declared(queue, handler, settings).start()
 
     def listener(self, queue: str, **settings: Unpack[ListenerSettings]) -> Callable[[Callable[..., Any]], Listener]:
-        """A decorator that makes a listener of a handler. It starts with `start()`, its block, or `run_listeners()`."""
+        """A decorator that makes a listener of a handler. Start it with `start`, a `with` block or `run_listeners`."""
         if not isinstance(queue, str):
             raise InvalidRequest("the decorator needs the name of a queue: write @ps.listener('orders')")
         return lambda handler: self._declared(queue, handler, settings)
@@ -242,7 +244,7 @@ class Penstock:
     def run_listeners(self, *, timeout: Seconds | None = 30) -> bool:
         """Start every listener that was declared here, and stop all when SIGTERM or SIGINT comes.
 
-        A listener of which `request_stop` is called ends the others too. True if every handler finished in time.
+        `request_stop` of one listener stops the others too. Returns True if every handler finished in time.
         """
         return run_together(self._listeners, timeout)
 
@@ -264,11 +266,11 @@ class Penstock:
         group: str | None = None,
         discard: bool = False,
     ) -> Redrive:
-        """Move messages of a dead-letter queue to where they came from, or to the queue `to`; or delete them.
+        """Move messages of a dead-letter queue back to the queues that they came from, or to the queue `to`.
 
-        All of them; or those with these `ids` (or sequence numbers), those whose body holds `contains`, those one of
-        whose errors holds `error`, those whose last error is of the kind `group`. `rate`: so many a second at most.
-        With `discard` they are deleted.
+        Without conditions, all of them are moved. `ids`: only these ids or sequence numbers. `contains`: only messages
+        whose body contains this. `error`: only messages with this text in one of their errors. `group`: only messages
+        whose last error is of this group. `rate`: at most so many a second. With `discard` they are deleted instead.
         """
         command = StartRedrive(
             queue=queue,
@@ -284,14 +286,14 @@ class Penstock:
         return Redrive(self._caller, task)
 
     def redrives(self, queue: str | None = None) -> list[RedriveTask]:
-        """Redrives of a queue, or all, the newest first."""
+        """The redrives of a queue, or all of them, the newest first."""
         tasks: list[RedriveTask] = self._caller.call(ListRedrives(queue=queue))
         return tasks
 
     def find_message(self, message_id: str) -> MessageLife:
-        """A message by its id alone, with all that is known of it: in its queue, or among its dead letters.
+        """A message by its id alone, in its queue or among its dead letters, with everything that is known about it.
 
-        `MessageNotFound` if it is done in every channel, or gone; `InvalidRequest` if this is no id.
+        Raises `MessageNotFound` if it is done in every channel or was deleted, and `InvalidRequest` if this is no id.
         """
         name: str | None = self._caller.call(NameQueue(queue_id=0))  # the connection knows the realm then
         opened = open_message_id(self._caller.identity.realm, message_id)
@@ -314,17 +316,17 @@ class Penstock:
 
     @property
     def damage(self) -> list[Damage]:
-        """The last reports of stored messages that no longer match their checksum. They are kept aside, not deleted."""
+        """The latest reports of stored messages that do not match their checksum. They are quarantined, not deleted."""
         return self._caller.reports
 
     @property
     def transport(self) -> str | None:
-        """How commands travel: `websocket`, `long_poll` or `poll`; None in-process, or while there is no connection."""
+        """The transport in use: `websocket`, `long_poll` or `poll`. None in process, or without a connection."""
         transport: str | None = getattr(self._caller, "transport", None)
         return transport
 
     def close(self) -> None:
-        """Stop the listeners, write what is left and close. Once more does nothing."""
+        """Stop the listeners, write what is left, and close. A second call does nothing."""
         for listener in self._listeners:
             listener.stop()
         self._caller.close()

@@ -182,14 +182,14 @@ class Receiver:
         lease: Seconds | None = None,
         attempt_id: str | None = None,
     ) -> Message | list[Message] | None:
-        """Lease one message (None if there is none), or with `max` a list of up to so many.
+        """Lease one message, or None if there is none. With `max`, lease a list of up to `max` messages.
 
-        `while message := queue.receive(wait=5):` goes on until nothing comes for five seconds; `with
-        message:` inside it settles each.
+        `while message := queue.receive(wait=5):` loops until no message has come for five seconds; `with
+        message:` inside it settles each message.
 
-        `wait`: how long to wait for the first one (None: as the queue is configured). `lease`: how long the messages
-        are this receiver's. `attempt_id`: FIFO queues give the same messages again for the same id, while they are
-        leased.
+        `wait`: how long to wait for the first message (None: the queue's `receive_wait`). `lease`: how long they belong
+        to this receiver (None: the queue's `lease`). `attempt_id`: FIFO queues give the same messages again for the
+        same id, while they are leased.
         """
         command = self._receive(1 if max is None else max, wait, lease, attempt_id)
         messages = messages_of(self._caller, self._caller.call(command))
@@ -223,18 +223,18 @@ class Receiver:
     # -- settling by receipt --
 
     def ack(self, receipt: str | Iterable[str]) -> int:
-        """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
+        """The work is done. Settles all it can, then raises the first refusal. Returns the number of messages."""
         command = Ack(queue=self._queue, channel=self._channel, receipts=listed(receipt))
         return Settled.check(self._caller.call(command))
 
     def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
-        """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
+        """The work failed: the messages are delivered again, after `delay` (None: by the queue's backoff)."""
         delay_ms, receipts = length_ms(delay, "delay"), listed(receipt)
         command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
         return Settled.check(self._caller.call(command))
 
     def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
-        """The work goes on: leases end so many seconds from now. 0 gives messages back."""
+        """The work takes longer: the leases end `lease` seconds from now. 0 gives the messages back."""
         lease_ms, receipts = lease_length_ms(lease), listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return Settled.check(self._caller.call(command))
@@ -242,13 +242,13 @@ class Receiver:
     # -- looking --
 
     def peek(self, max: int = 10) -> list[PeekedMessage]:
-        """The first messages that are not done, whatever their state, without taking them."""
+        """The first messages that are not done, whatever their state. They are not received."""
         return self.browse(limit=most(max))
 
     def browse(
         self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: Body | None = None
     ) -> list[PeekedMessage]:
-        """Messages in order, from the one after sequence number `after`, without taking them."""
+        """Messages in order, beginning after sequence number `after`. They are not received."""
         seen: list[Seen] = self._caller.call(
             Browse(
                 queue=self._queue,
@@ -267,9 +267,9 @@ class Receiver:
     # -- one by one, without a lease --
 
     def look_up(self, message: str | int) -> MessageLife:
-        """A message of this queue by its id or its sequence number, with all that is known of it.
+        """A message of this queue by its id or its sequence number, with everything that is known about it.
 
-        `MessageNotFound` if it is done in every channel, or gone.
+        Raises `MessageNotFound` if it is done in every channel, or was deleted.
         """
         (sequence,) = sequences_of(self._caller, self._queue, [message])
         found: list[Life] = self._caller.call(LookUp(queue=self._queue, sequences=[sequence]))
@@ -281,17 +281,20 @@ class Receiver:
         return MessageLife(self._caller.identity, found[0])
 
     def delete_messages(self, messages: Iterable[str | int]) -> int:
-        """Delete messages by id or sequence number, whoever holds them: a queue's in all channels. Returns how many."""
+        """Delete messages by id or sequence number, even if somebody holds them. Returns the number of messages.
+
+        A queue deletes them in all its channels, and a channel only for itself.
+        """
         return self._change(DeleteMessages(queue=self._queue, sequences=[], channel=self._deletes_in()), messages)
 
     def release_messages(self, messages: Iterable[str | int]) -> int:
-        """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
+        """Make messages ready now. Their delays end, and so do their leases, which counts as a failed delivery."""
         return self._reschedule(messages, 0)
 
     def reschedule_messages(
         self, messages: Iterable[str | int], *, due: Moment | None = None, delay: Seconds | None = None
     ) -> int:
-        """Make messages due at another time: at `due`, or in `delay` seconds. Leases end first."""
+        """Make messages due at another time: at `due`, or in `delay` seconds. Their leases end first."""
         if (due is None) == (delay is None):
             raise InvalidRequest("give either due or delay")
         return self._reschedule(messages, moment_ms(due, "due") or 0, length_ms(delay, "delay"))
@@ -323,12 +326,12 @@ class Receiver:
         return self._channel
 
     def search(self, contains: Body, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
-        """Messages whose body holds these bytes, without taking them."""
+        """Messages whose body contains these bytes. They are not received."""
         return self.browse(after=after, limit=limit, contains=encode_body(contains))
 
 
 class Consumer:
-    """Reads a queue by offset, at its own pace. Its offset is remembered once it acknowledges something."""
+    """Reads a queue by offset, at its own pace. The queue remembers its offset from the first acknowledgement on."""
 
     __slots__ = ("_caller", "_queue", "name")
 
@@ -338,14 +341,14 @@ class Consumer:
         self.name = name
 
     def read(self, max: int = 100, *, offset: int | None = None) -> RecordList:
-        """Up to `max` messages from `offset` on; without it, from where the consumer is."""
+        """Up to `max` messages from `offset` on. Without `offset`, from the consumer's own offset."""
         command = ReadRecords(queue=self._queue, consumer=self.name, offset=offset, limit=most(max))
         return record_list(self._caller.identity, self._caller.call(command))
 
     def ack(self, offset: int | Record, *, allow_rewind: bool = False) -> int:
-        """Remember that everything before `offset` is read; a record means that one, and everything before it.
+        """Remember that everything before `offset` is read. With a record: that record, and everything before it.
 
-        Going back is refused with `RewindRefused` unless it is allowed. Returns the offset.
+        Moving backwards needs `allow_rewind`; without it, this raises `RewindRefused`. Returns the offset.
         """
         before = offset.offset + 1 if isinstance(offset, Record) else offset
         command = AckConsumer(queue=self._queue, consumer=self.name, offset=before, allow_rewind=allow_rewind)
@@ -354,12 +357,12 @@ class Consumer:
 
     @property
     def offset(self) -> int | None:
-        """Where the consumer is; None if it has never acknowledged anything."""
+        """The offset of the consumer. None if it has never acknowledged anything."""
         stats: Stats = self._caller.call(QueueStats(name=self._queue))
         return stats.consumers.get(self.name)
 
     def delete(self) -> None:
-        """Forget the consumer: nothing is kept for it any more."""
+        """Delete the consumer. Messages are no longer kept for it."""
         self._caller.call(DeleteConsumer(queue=self._queue, consumer=self.name))
 
     def __repr__(self) -> str:
@@ -377,20 +380,20 @@ class Channel(Receiver):
         return self._channel
 
     def pause(self) -> None:
-        """Hand nothing out until `unpause`."""
+        """Deliver no messages until `unpause`."""
         self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=True))
 
     def unpause(self) -> None:
-        """Hand out again."""
+        """Deliver messages again."""
         self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=False))
 
     def purge(self) -> int:
-        """Drop all that waits here or is in flight; other channels keep theirs. Returns how many messages."""
+        """Drop the channel's messages, also those in flight. Other channels keep theirs. Returns their number."""
         count: int = self._caller.call(PurgeChannel(queue=self._queue, channel=self._channel))
         return count
 
     def delete(self) -> None:
-        """Delete the channel, and what was kept for it alone."""
+        """Delete the channel, and the messages that only it still needed."""
         self._caller.call(DeleteChannel(queue=self._queue, channel=self._channel))
 
     def stats(self) -> ChannelStats:
@@ -405,9 +408,9 @@ class Channel(Receiver):
 
 
 class Queue(Receiver):
-    """A handle on a queue. The queue itself comes to be with the first message, or with `create_queue`.
+    """A handle on a queue. The first message creates the queue, or `create_queue` does.
 
-    Receiving goes through the channel `main`; other channels by `channel(name)`.
+    `receive` reads the channel `main`. `channel(name)` gives other channels.
     """
 
     __slots__ = ()
@@ -436,9 +439,10 @@ class Queue(Receiver):
         delay: Seconds | None = None,
         due: Moment | None = None,
     ) -> SentMessage:
-        """Send one message. It is on disk when this returns.
+        """Send one message. It is on the disk when this returns.
 
-        `delay` (a length of time) or `due` (a point in time) keep it back. The highest `priority`, 0 to 9, goes first.
+        `delay` (a length of time) or `due` (a point in time) holds it back. The highest `priority`, 0 to 9, is received
+        first.
         """
         command = Send(
             queue=self._queue,
@@ -466,7 +470,7 @@ class Queue(Receiver):
         delay: Seconds | None = None,
         due: Moment | None = None,
     ) -> SentMessages:
-        """Send a run of messages: all of them or, with an error, none. Lists run beside `bodies`."""
+        """Send many messages: all of them or, with an error, none. The lists are as long as `bodies`."""
         encoded = encode_bodies(bodies)
         if not encoded:
             return SentMessages(self._caller.identity, Sent(0, 0, 0))
@@ -485,10 +489,10 @@ class Queue(Receiver):
     # -- reading in other ways --
 
     def channel(self, name: str, *, start: str | datetime | float = "head") -> Channel:
-        """The channel of this name, made (and the queue with it) if it is not there.
+        """The channel of this name. It is created if it does not exist, and so is the queue.
 
-        A new channel starts at the `head` (everything still stored), at the `tail` (only what comes later), or at a
-        time.
+        A new channel starts at the `head` (all messages that are still stored), at the `tail` (only later messages), or
+        at a point in time.
         """
         if not self._caller.read_only:
             begin = start if isinstance(start, str) else moment_ms(start, "start") or 0
@@ -503,13 +507,13 @@ class Queue(Receiver):
             self._caller.call(command)
 
     def consumer(self, name: str) -> Consumer:
-        """The named consumer: reads by offset, and leases nothing."""
+        """The consumer of this name. It reads by offset, and leases nothing."""
         return Consumer(self._caller, self._queue, name)
 
     # -- the queue itself --
 
     def configure(self, **settings: Unpack[QueueSettings]) -> QueueInfo:
-        """Change some settings of the queue. Times are seconds."""
+        """Change some settings of the queue. Lengths of time are seconds."""
         info: QueueInfo = self._caller.call(ChangeQueue(name=self._queue, changes=changes_of(settings)))
         return info
 
@@ -519,12 +523,12 @@ class Queue(Receiver):
         return info
 
     def stats(self) -> Stats:
-        """Exact counts of the queue and each of its channels."""
+        """Exact counts of the queue and of each channel."""
         stats: Stats = self._caller.call(QueueStats(name=self._queue))
         return stats
 
     def purge(self) -> int:
-        """Delete every message, in flight ones included. Returns how many."""
+        """Delete all messages, also those in flight. Returns the number of messages."""
         count: int = self._caller.call(PurgeQueue(name=self._queue))
         return count
 

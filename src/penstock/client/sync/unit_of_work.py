@@ -39,14 +39,14 @@ _ROLLBACK_SECONDS = 1.0
 
 
 class UnitOfWork(OpenUnit):
-    """Take from any queues, put to any queues, then `commit`. May be shared: it locks for itself."""
+    """Take messages from any queues, put messages to any queues, then `commit`. Threads may share it."""
 
     _caller: Caller
 
     def take(
         self, queue: str, *, channel: str = MAIN, wait: Seconds | None = None, lease: Seconds | None = None
     ) -> Message | None:
-        """Lease one message for this unit; None if there is none. The commit acknowledges it."""
+        """Lease one message for this unit, or None if there is none. The commit acknowledges it."""
         messages = self.take_many(queue, 1, channel=channel, wait=wait, lease=lease)
         return messages[0] if messages else None
 
@@ -59,7 +59,7 @@ class UnitOfWork(OpenUnit):
         wait: Seconds | None = None,
         lease: Seconds | None = None,
     ) -> list[Message]:
-        """Lease up to `max` messages for this unit."""
+        """Lease up to `max` messages for this unit. The commit acknowledges them."""
         self._check_open()
         command = Receive(
             queue=queue,
@@ -79,9 +79,9 @@ class UnitOfWork(OpenUnit):
         return messages_of(self._caller, delivery)
 
     def commit(self) -> list[SentMessage]:
-        """Acknowledge all takes and send all puts, in one commit. Returns what became of the puts, in order.
+        """Acknowledge all takes and send all puts, in one commit. Returns the messages sent, in the order of the puts.
 
-        `WorkRefused` if something that was taken can no longer be settled: nothing is done then.
+        Raises `WorkRefused`, and does nothing, if a message that was taken can no longer be settled.
         """
         command = self.begin_commit()
         try:
@@ -94,10 +94,10 @@ class UnitOfWork(OpenUnit):
         return [sent[index][position] for index, position in self._puts.places]
 
     def rollback(self, *, error: str | None = None) -> None:
-        """Forget the puts and give the takes back, as if they had not been taken; with an error, as failed deliveries.
+        """Drop the puts and give the takes back. With an `error`, the takes count as failed deliveries.
 
-        Never fails: a lease that cannot be given back runs out. A server that does not answer is waited for no longer
-        than a second.
+        This never fails: a lease that cannot be given back runs out. If the server does not answer, it waits for a
+        second at most.
         """
         until = time.monotonic() + _ROLLBACK_SECONDS
         for (queue, channel), spans in self.abandon().items():

@@ -197,10 +197,10 @@ def forwarder_families(stats: Mapping[int, ForwarderStats]) -> Iterator[Metric]:
 
 
 _SERIES: tuple[tuple[str, str, bool, Callable[[ForwarderStats], float]], ...] = (
-    ("entries", "Effects in other shards that wait.", False, lambda stats: sum(stats.waiting.values())),
-    ("oldest_seconds", "How long the oldest of them has waited.", False, lambda stats: stats.oldest_s),
-    ("forwarded", "Effects that were done in other shards.", True, lambda stats: stats.forwarded),
+    ("entries", "Entries that wait to be carried to other shards.", False, lambda stats: sum(stats.waiting.values())),
+    ("oldest_seconds", "How long the oldest of these entries has waited.", False, lambda stats: stats.oldest_s),
+    ("forwarded", "Entries that other shards have executed.", True, lambda stats: stats.forwarded),
     ("failures", "Batches that got an error, or no answer.", True, lambda stats: stats.failures),
-    ("refused_messages", "Messages that their queue did not take.", True, lambda stats: stats.refused),
+    ("refused_messages", "Messages that their queue refused.", True, lambda stats: stats.refused),
     ("stale_acks", "Acks of units of work that came too late.", True, lambda stats: stats.stale),
 )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class State(IntEnum):
-    """Where a message stands for one channel.
+    """The state of a message in one channel.
 
     >>> State.LEASED.name
     'LEASED'

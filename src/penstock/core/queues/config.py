@@ -41,7 +41,7 @@ _TICK_MS_MAX = 100
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a message waits in the retry lane before its next delivery.
+    """How long a failed message waits before its next delivery.
 
     >>> Backoff("linear", base_ms=100).delay_ms(3, sequence=7)
     300
@@ -52,14 +52,14 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Annotated[BackoffShape, Setting("How the wait grows from one failure to the next.")] = "none"
     base_ms: Annotated[int, Setting("The first wait.", 0, DELAY_MS_MAX)] = 1_000
     ceiling_ms: Annotated[int, Setting("The longest wait.", 0, DELAY_MS_MAX)] = HOUR_MS
-    seed: Annotated[int, Setting("Another seed, other jitter.", 0, (1 << 62) - 1)] = 0
+    seed: Annotated[int, Setting("Another seed gives other jitter.", 0, (1 << 62) - 1)] = 0
 
     def delay_ms(self, failures: int, sequence: int) -> int:
-        """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed.
+        """The wait after the `failures`-th wait. Its jitter depends only on the arguments and the seed.
 
-        With `exponential`, every wait is anything from 0 to its span, evenly. But two that follow each other complement
-        each other: the shorter the one is, the longer is the other. So no message has short waits only, and the waits
-        of many messages spread all the same.
+        With `exponential`, a wait is evenly distributed from 0 to its span. Two waits that follow each other complement
+        each other: the shorter one is, the longer the other. So no message has only short waits, and the waits of many
+        messages are spread out.
         """
         if self.shape == "none":
             return 0
@@ -73,7 +73,7 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tick_ms(self) -> int:
-        """Waits end at multiples of this. Jitter would wake the channel for every message of a large outage apart.
+        """Waits end at multiples of this, so that a channel is not woken for each message of a large outage.
 
         >>> Backoff("exponential").tick_ms, Backoff("exponential", base_ms=10).tick_ms, Backoff("fixed").tick_ms
         (100, 1, 1)
@@ -95,7 +95,7 @@ DEFAULT_BACKOFF = Backoff("exponential", base_ms=SECOND_MS, ceiling_ms=5 * MINUT
 
 
 class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a queue is told to do. Immutable: a change makes another one, through `changed`.
+    """The settings of a queue. Immutable: `changed` returns a changed copy.
 
     >>> QueueConfig(lease_ms=5_000).changed({"max_receives": 3}).max_receives
     3
@@ -116,7 +116,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     lease_ms: Annotated[
         int,
         Setting(
-            "How long a receiver has before its messages go to somebody else.",
+            "How long a receiver has to settle its messages, before others can receive them.",
             0,
             LEASE_MS_MAX,
             sqs=SqsAttribute("VisibilityTimeout", 0, 43_200),
@@ -125,7 +125,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     retention_ms: Annotated[
         int | None,
         Setting(
-            "Messages older than this are deleted, also unreceived ones. None keeps them for ever.",
+            "Messages older than this are deleted, even if nobody has received them. None: never.",
             MINUTE_MS,
             14 * DAY_MS,
             sqs=SqsAttribute("MessageRetentionPeriod", 60, 1_209_600),
@@ -147,7 +147,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     message_bytes_max: Annotated[
         int,
         Setting(
-            "Body and attributes of one message together.",
+            "How large one message may be: its body and attributes together.",
             1,
             MESSAGE_BYTES_CEILING,
             sqs=SqsAttribute("MaximumMessageSize", 1_024, 1024 * 1024, relaxed=(1, 1024 * 1024)),
@@ -156,7 +156,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     receive_wait_ms: Annotated[
         int,
         Setting(
-            "How long a receive waits for messages, unless it names a time itself.",
+            "How long a receive waits for messages if the caller does not say.",
             0,
             20 * SECOND_MS,
             sqs=SqsAttribute("ReceiveMessageWaitTimeSeconds", 0, 20),
@@ -165,7 +165,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_receives: Annotated[
         int,
         Setting(
-            "After this many failed deliveries a message goes to the dead-letter queue. 0: never.",
+            "How many failed deliveries move a message to the dead-letter queue. 0: it is never moved.",
             0,
             1_000,
             sqs=SqsAttribute("RedrivePolicy.maxReceiveCount", 1, 1_000),
@@ -174,7 +174,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     dead_letter: Annotated[
         str | None,
         Setting(
-            "The dead-letter queue. None: one of its own, named after the queue (`orders.dead`).",
+            "The dead-letter queue. None: a queue that is named after this one, such as `orders.dead`.",
             sqs=SqsAttribute("RedrivePolicy.deadLetterTargetArn"),
         ),
     ] = None
@@ -191,63 +191,68 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ] = 1
     deliver_unsynced: Annotated[
         bool,
-        Setting("Push messages while their send is being written to the disk. A crash may take them back."),
+        Setting("Push messages before they are synced to disk. After a crash, such a message may not exist."),
     ] = False
-    partitions: Annotated[int, Setting("How many shards hold the queue, in a cluster.", 1, 1_024, for_life=True)] = 1
+    partitions: Annotated[
+        int, Setting("In a cluster: over how many shards the queue is spread.", 1, 1_024, for_life=True)
+    ] = 1
     content_dedup: Annotated[
         bool,
         Setting(
-            "FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body.",
+            "FIFO: deduplicate messages without a dedup id by the SHA-256 of their body.",
             sqs=SqsAttribute("ContentBasedDeduplication"),
         ),
     ] = False
     dedup_scope: Annotated[
         Scope,
         Setting(
-            "FIFO: whether a dedup id counts for the whole queue or for its group.",
+            "FIFO: whether a dedup id must be unique in the whole queue or only in its group.",
             sqs=SqsAttribute("DeduplicationScope", words={"queue": "queue", "messageGroup": "group"}),
         ),
     ] = "queue"
     throughput_scope: Annotated[
         Scope,
         Setting(
-            "FIFO: whether `throughput_per_second` is the queue's or each group's.",
+            "FIFO: whether `throughput_per_second` limits the whole queue or each group.",
             sqs=SqsAttribute("FifoThroughputLimit", words={"perQueue": "queue", "perMessageGroupId": "group"}),
         ),
     ] = "queue"
     throughput_per_second: Annotated[
-        int | None, Setting("FIFO: messages that the queue or each group takes a second. None: no limit.", 1, 1 << 40)
+        int | None,
+        Setting("FIFO: how many messages a second the queue, or each group, accepts. None: no limit.", 1, 1 << 40),
     ] = None
-    in_flight_max: Annotated[int, Setting("How many messages a channel may have leased at once.", 1, 10_000_000)] = (
+    in_flight_max: Annotated[int, Setting("How many messages of a channel may be leased at once.", 1, 10_000_000)] = (
         120_000
     )
     consumer_retention_ms: Annotated[
         int | None,
-        Setting("A named consumer that was silent for this long is forgotten. None: never.", MINUTE_MS, DELAY_MS_MAX),
+        Setting(
+            "A named consumer is deleted after this long without a sign of life. None: never.", MINUTE_MS, DELAY_MS_MAX
+        ),
     ] = 14 * DAY_MS
     tags: Annotated[
-        dict[str, str], Setting("Names and values of your own, kept with the queue.", example='{"team": "sales"}')
+        dict[str, str], Setting("Your own names and values, stored with the queue.", example='{"team": "sales"}')
     ] = {}
     labels: Annotated[
         dict[str, str],
-        Setting("Names and values that front ends keep with the queue.", example='{"team": "sales"}'),
+        Setting("Names and values that protocols such as SQS store with the queue.", example='{"team": "sales"}'),
     ] = {}
 
     @property
     def is_fifo(self) -> bool:
-        """Whether order holds within groups."""
+        """Whether the order is kept within groups."""
         return self.kind == "fifo"
 
     @property
     def receives_max(self) -> int:
-        """The number of deliveries after which a failure is final; 0 for no such number."""
+        """After how many deliveries a failure is final. 0: it never is."""
         at_most = {"at_least_once": 0, "consume_times": self.consume_times, "consume_once": 1}[self.policy]
         limits = [limit for limit in (at_most, self.max_receives) if limit]
         return min(limits, default=0)
 
     @property
     def expired_wait(self) -> bool:
-        """Whether messages wait whose lease ran out: they have waited for that already, but a queue may be told to."""
+        """Whether messages wait for the backoff after their lease ran out. By default they are ready at once."""
         return self.backoff != DEFAULT_BACKOFF
 
     @property
@@ -256,7 +261,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return self.policy != "at_least_once"
 
     def changed(self, changes: Mapping[str, Any]) -> QueueConfig:
-        """This configuration with some fields changed, checked."""
+        """A copy of this configuration with some fields changed. The copy is checked."""
         unknown = sorted(set(changes) - set(self.__struct_fields__))
         if unknown:
             raise InvalidConfig(
@@ -272,7 +277,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return config
 
     def check(self) -> None:
-        """Raise `InvalidConfig` for the first setting that is of a wrong type, out of its range, or against another."""
+        """Raise `InvalidConfig` for the first setting with a wrong type, out of its range, or contradicting another."""
         for each in SETTINGS.values():
             each.check(getattr(self, each.field))
         if self.dead_letter is not None:

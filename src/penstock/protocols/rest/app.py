@@ -74,9 +74,9 @@ class UnitsOfWork(Resource):
 
     @operation("POST", "/v1/work")
     async def commit_work(self, caller: Caller, body: Work) -> SentMessages:
-        """Commit a unit of work: acknowledge messages and send others, all of it or nothing.
+        """Commit a unit of work: acknowledge messages and send others. All of it happens, or nothing.
 
-        409 `work_refused` if a message can no longer be acknowledged: nothing is done then.
+        If a message can no longer be acknowledged, nothing is done, and the answer is 409 `work_refused`.
         """
         await self.shard.know(receipts=body.receipts)
         holdings, refused = sort_receipts(self.broker, body.receipts, None, None)

@@ -24,64 +24,65 @@ class ClusterNodeRow(Result, omit_defaults=False):
 
     node: str
     state: str
-    """serving, draining, gone; not known, while Kafka does not say who is alive."""
+    """`serving`, `draining` or `gone`; `not known` while Kafka does not say which nodes are alive."""
     controller: bool
-    """It decides which node has which shard."""
+    """Whether this node decides which node has which shard."""
     shards: int
-    """That it serves."""
+    """How many shards it serves."""
     http: str
     version: str
     rate: float | None
-    """Messages a second, in and out. This and what follows: null for who may not read all queues."""
+    """Messages a second, in and out. This and the next fields are null if the caller may not read all queues."""
     backlog: int | None
     bytes: int | None
 
 
 class ShardRow(Result, omit_defaults=False):
-    """A shard, and whether it is on its way to another node."""
+    """A shard, and whether it is moving to another node."""
 
     shard: int
     owner: str
-    """The node to move it to."""
+    """The node that should have it."""
     served_by: str
-    """The node that has it now; while it moves, still another one, or nobody."""
+    """The node that has it now. While it moves, this is still another node, or empty."""
     state: str
-    """served, moving, not served; not known."""
+    """`served`, `moving`, `not served` or `not known`."""
     wish: str | None
-    """The node that an operator has moved it to."""
+    """The node that an operator has moved it to, if any."""
     queues: int | None
-    """This and what follows: null for who may not read all queues."""
+    """This and the next fields are null if the caller may not read all queues."""
     rate: float | None
     backlog: int | None
     bytes: int | None
     outbox: int | None
-    """Entries that wait to be forwarded to other shards: how far it lags behind."""
+    """How many entries wait to be forwarded to other shards: the lag of the shard."""
 
 
 class ClusterState(Result, omit_defaults=False):
-    """Nodes and shards. A server that is alone has one of each."""
+    """Nodes and shards. A server without a cluster has one of each."""
 
     alone: bool
     own: str
     """The node that answers."""
     version: int
-    """Of the partition map."""
+    """The version of the partition map."""
     nodes: list[ClusterNodeRow]
     shards: list[ShardRow]
     options: list[str]
-    """What `penstock cluster` needs to reach this cluster's Kafka; empty for who may not administer all queues."""
+    """The options that `penstock cluster` needs to reach this cluster. Empty if the caller may not administer all
+    queues."""
 
 
 class MoveShard(Shape):
-    """Where a shard shall be."""
+    """The node that a shard is moved to."""
 
     shard: Annotated[int, Meta(ge=0)]
     node: NodeName | None
-    """null: where the controller wants it."""
+    """null: the controller decides."""
 
 
 class DrainNode(Shape):
-    """Whether a node shall be empty."""
+    """The node to drain, or to undrain."""
 
     node: NodeName
     draining: bool = True
@@ -94,7 +95,7 @@ class Clusters(Resource):
 
     @operation("GET", "/v1/cluster", live_s=1)
     async def cluster_state(self, caller: Caller) -> ClusterState:
-        """Show the nodes and shards of the cluster: who serves what, what moves, and how far shards lag behind."""
+        """Show the nodes and shards of the cluster: which node serves which shard, moves, and how far shards lag."""
         assert self.services.partition_maps is not None
         found, cluster = self.services.partition_maps.current(), self.services.cluster
         if cluster is not None:
@@ -123,9 +124,9 @@ class Clusters(Resource):
 
     @operation("POST", "/v1/cluster/move", is_change=True)
     async def move_shard(self, caller: Caller, body: MoveShard) -> ClusterState:
-        """Move a shard to a node. It stays there while the node lives, and does not drain.
+        """Move a shard to a node. It stays there until the node dies or is drained.
 
-        The answer comes when the request is stored. The move itself takes a moment: `GET /v1/cluster` shows it.
+        The answer comes when the request is stored. The move itself takes longer: `GET /v1/cluster` shows it.
         """
         cluster = self._steering(caller)
         cluster.move(body.shard, body.node)
@@ -134,7 +135,7 @@ class Clusters(Resource):
 
     @operation("POST", "/v1/cluster/drain", is_change=True)
     async def drain_node(self, caller: Caller, body: DrainNode) -> ClusterState:
-        """Have a node's shards moved away, one by one, or let it have shards again. It goes on serving clients."""
+        """Move a node's shards away, one by one, or let it own shards again. The node continues to serve clients."""
         cluster = self._steering(caller)
         (cluster.drain if body.draining else cluster.undrain)(body.node)
         await cluster.written()

@@ -180,9 +180,9 @@ class SingleMessages(Resource):
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
-        """Show a message's whole life: where it stands in each channel, every failure, who holds it, when it is due.
+        """Show a message's whole life: its state in each channel, every failure, who holds it, when it is due.
 
-        It is named by its id, or by its sequence number.
+        Name it by its id or by its sequence number.
         """
         caller.need(queue, LookUp)
         sequence = await self._sequence(queue, message)
@@ -197,7 +197,7 @@ class SingleMessages(Resource):
 
     @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
     async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:
-        """Delete a message in every channel, whoever holds it."""
+        """Delete a message in every channel, even if somebody holds it."""
         caller.need(queue, DeleteMessages)
         sequence = await self._sequence(queue, message)
         ids = {} if _is_number(message) else {message: sequence}
@@ -208,7 +208,7 @@ class SingleMessages(Resource):
 
     @operation("POST", "/v1/queues/{queue}/messages/delete", is_change=True)
     async def delete_messages(self, caller: Caller, queue: str, body: NamedMessages) -> ChangedMessages:
-        """Delete messages by id or sequence number, in one channel or in all, whoever holds them."""
+        """Delete messages by id or sequence number, in one channel or in all, even if somebody holds them."""
         caller.need(queue, DeleteMessages)
         sequences, ids = await self._sequences(queue, body)
         command = DeleteMessages(queue=queue, sequences=sequences, channel=body.channel)
@@ -216,7 +216,7 @@ class SingleMessages(Resource):
 
     @operation("POST", "/v1/queues/{queue}/messages/release", is_change=True)
     async def release_named_messages(self, caller: Caller, queue: str, body: NamedMessagesIn) -> ChangedMessages:
-        """Make messages ready now: leases end, which counts as a failed delivery, and delays are over."""
+        """Make messages ready now. Delays end, and so do leases, which counts as a failed delivery."""
         caller.need(queue, RescheduleMessages)
         sequences, ids = await self._sequences(queue, body)
         error = f"released by {caller.principal.name}"
@@ -225,7 +225,7 @@ class SingleMessages(Resource):
 
     @operation("POST", "/v1/queues/{queue}/messages/reschedule", is_change=True)
     async def reschedule_messages(self, caller: Caller, queue: str, body: NewSchedule) -> ChangedMessages:
-        """Make messages due at another time. What is leased is released first: its delivery has failed."""
+        """Make messages due at another time. Leases end first, which counts as a failed delivery."""
         caller.need(queue, RescheduleMessages)
         if (body.due is None) == (body.delay is None):
             raise invalid("give either due or delay")

@@ -22,12 +22,12 @@ _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 
 class LookupServiceState(Result, omit_defaults=False):
-    """A lookup service that this node tells what it has."""
+    """A lookup service that this node registers with."""
 
     address: str
     connected: bool
     version: str | None
-    """null: nobody answers there."""
+    """null: it does not answer."""
 
 
 class LookupNode(Result, omit_defaults=False):
@@ -39,7 +39,7 @@ class LookupNode(Result, omit_defaults=False):
     http_port: int
     version: str
     topics: list[str]
-    """Those that the caller may see."""
+    """The topics that the caller may see."""
 
 
 class LookupState(Result, omit_defaults=False):

@@ -212,7 +212,7 @@ class Messages(Resource):
     async def release_messages(
         self, caller: Caller, queue: str, body: ReleaseRequest | ReleaseBatch
     ) -> SettledReceipts | SettledBatch:
-        """Release messages: the work failed, and is to be tried again."""
+        """Release messages: the work failed, and they are delivered again."""
         return await self._settle(caller, queue, None, body, _releasing(body))
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/release", offers=(JSON, BATCH))
@@ -226,7 +226,7 @@ class Messages(Resource):
     async def extend_leases(
         self, caller: Caller, queue: str, body: ExtendRequest | ExtendBatch
     ) -> SettledReceipts | SettledBatch:
-        """Extend leases: the work goes on. A lease ends twelve hours after the receive at the latest."""
+        """Extend leases: the work takes longer. A lease ends twelve hours after the receive at the latest."""
         return await self._settle(caller, queue, None, body, _extending(body))
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/extend", offers=(JSON, BATCH))
@@ -288,7 +288,7 @@ class Messages(Resource):
 
     @operation("GET", "/v1/queues/{queue}/messages")
     async def browse_messages(self, caller: Caller, queue: str, query: BrowseQuery) -> SeenMessages:
-        """Look at messages without taking them: peek, browse, search."""
+        """Look at messages without receiving them: peek, browse, search."""
         caller.need(queue, Browse)
         command = Browse(
             queue=queue,

@@ -210,9 +210,9 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "task": {"schema": {"type": "string", "pattern": "^[0-9]{1,18}$"}, "description": "A redrive's number."},
 }
-_ABOUT = """Durable queues over HTTP. Lengths of time are seconds, moments are seconds since 1970.
-Errors are `application/problem+json`; their `code` is for programs. Sends, settling and units of work take an
-`Idempotency-Key` header: the same request again is not done again. docs/rest.md says more, with examples."""
+_ABOUT = """Durable queues over HTTP. Lengths of time are seconds, points in time are seconds since 1970.
+Errors are `application/problem+json`; their `code` is for programs. Sends, acks, releases, extensions and units of work
+take an `Idempotency-Key` header: a request with the same key is not done twice. docs/rest.md has examples."""
 _PROBLEM = {
     "description": "What went wrong.",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},

@@ -76,7 +76,7 @@ class Overviews(Resource):
 
     @operation("GET", "/v1/me")
     async def who_am_i(self, caller: Caller) -> Me:
-        """Say who the caller is, and what it may do."""
+        """Show who the caller is, and what it may do."""
         grants = [RightsOn(queues=list(each.queues), rights=list(each.rights)) for each in caller.principal.grants]
         settings = self.services.settings
         return Me(
@@ -92,7 +92,7 @@ class Overviews(Resource):
 
     @operation("GET", "/v1/audit", live_s=3)
     async def audit_log(self, caller: Caller, query: AuditQuery) -> AuditLog:
-        """Show who changed what, the newest first: for who may administer all queues, or of one that he may."""
+        """Show who changed what, the newest first. It needs the right `admin` on all queues, or on the given one."""
         if query.queue is not None:
             caller.need(query.queue, ChangeQueue)
         elif not caller.principal.allows_all("admin"):
@@ -116,15 +116,15 @@ class Overviews(Resource):
 
     @operation("GET", "/v1/overview")
     async def server_overview(self, caller: Caller) -> ServerOverview:
-        """Show the server at a moment: every queue that the caller may read, added up, and how fast they move.
+        """Show the server now: totals over all queues that the caller may read, and their rates.
 
-        Rates are there from the second look on, while somebody looks at least every 15 seconds.
+        Rates are given from the second request on, as long as a request comes at least every 15 seconds.
         """
         return await self.seen_by(caller.principal)
 
     @operation("GET", "/v1/overview/queues", live_s=2)
     async def overview_queues(self, caller: Caller, query: OverviewQueuesQuery) -> QueueRows:
-        """List the queues that the caller may read, in any order, with their rates: a page at a time."""
+        """List the queues that the caller may read, with their rates, in any order, a page at a time."""
         rows = await self._look()
         principal, key = caller.principal, _KEYS.get(query.sort) or self._by_dead_letters()
 
@@ -151,8 +151,8 @@ class Overviews(Resource):
     async def history(self, caller: Caller, query: HistoryQuery) -> QueueHistory:
         """Show rates, depths, ages and latencies over the last hour, day, week or fortnight, as columns.
 
-        Of one queue, or of all together, for who may read all. Only the busiest queues have columns of their own
-        (`[history] queues`); those of others are empty. null: there was no look at that time.
+        The history is that of one queue, or of all together if the caller may read all. Only the busiest queues
+        (`[history] queues`) have their own history; for others the columns are empty. null: there is no value.
         """
         if query.queue is not None:
             caller.need(query.queue, QueueStats)
@@ -327,7 +327,7 @@ class Live(Resource):
 
     @operation("GET", "/v1/live", offers=(EVENT_STREAM, JSON))
     async def live(self, caller: Caller, query: LiveQuery) -> Reply:
-        """Stream the overview, once a second, as server-sent events; with `queue`, that queue's counts as well.
+        """Stream the overview once a second, as server-sent events. With `queue`, that queue's counts as well.
 
         Every event is a JSON object: that of `/v1/overview`, and, as `queue`, a row of `/v1/overview/queues`. With
         `watch`, an event of the type `answer` follows whenever the answer of one of these operations has changed:

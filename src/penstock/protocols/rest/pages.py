@@ -134,7 +134,7 @@ const fields = (schema, api, parent, shown = new Set()) => {
   for (const [name, field] of Object.entries(full.properties)) {
     const row = make("tr", undefined, table);
     make("code", name, make("td", undefined, row));
-    make("td", describe(field) + ((full.required || []).includes(name) ? ", needed" : ""), row);
+    make("td", describe(field) + ((full.required || []).includes(name) ? ", required" : ""), row);
     const about = make("td", undefined, row);
     about.className = "dim";
     prose(field.description || "", about);
@@ -237,8 +237,8 @@ def docs_page(*, has_console: bool) -> bytes:
 <input id="filter" type="search" placeholder="Filter" aria-label="Filter operations">
 <input id="token" type="password" autocomplete="off" placeholder="Token, if one is needed" aria-label="Token">
 <a href="openapi.json">openapi.json</a></header>
-<main><p id="about"></p><p class="dim">Examples are filled in. What an answer gives, such as a receipt or a session,
-goes into the examples that you open next.</p><div id="operations"></div></main>
+<main><p id="about"></p><p class="dim">The examples are filled in. Values from an answer, such as a receipt or a
+session, are used in the examples that you open next.</p><div id="operations"></div></main>
 <script>{_SCRIPT}</script></body></html>
 """.encode()
 
@@ -267,18 +267,21 @@ class Explained(NamedTuple):
 
 
 _AGAIN = "Send the request again, a little later."
-_UNKNOWN = "It is not known whether the request was done. Look, or send it again with the same `Idempotency-Key`."
+_UNKNOWN = "It is not known whether the request was done. Check, or send it again with the same `Idempotency-Key`."
 _NAME = "Check the name."
 
 EXPLAINED = (
     Explained(
         "no_common_version",
         400,
-        "Client and server speak no common version of the websocket's conversation.",
+        "Client and server have no common version of the websocket protocol.",
         "Upgrade the older one.",
     ),
     Explained(
-        "invalid_request", 400, "A field or a parameter is wrong, or two do not go together.", "`detail` names it."
+        "invalid_request",
+        400,
+        "A field or a parameter is wrong, or two of them contradict each other.",
+        "`detail` names it.",
     ),
     Explained(
         "invalid_name",
@@ -324,21 +327,21 @@ EXPLAINED = (
         "foreign_page",
         403,
         "A web page of another site sent the request, without credentials or with a password that its browser keeps.",
-        "Configure credentials, or `cors_origins`, in penstock.toml. A page sends a token.",
+        "Configure credentials and let the page send a token, or list its origin in `[rest] cors_origins`.",
     ),
     Explained(
         "read_only",
         403,
-        "The console of this server may change nothing.",
-        "Use the command line, or `[console] read_only`.",
+        "The console of this server cannot change anything.",
+        "Use the command line, or set `[console] read_only` to false.",
     ),
     Explained(
         "masked",
         403,
-        "This server masks messages, and its pages get none as they are.",
-        "Browse them, or receive them with a program.",
+        "This server masks messages, so its web pages cannot receive them.",
+        "Browse them, or receive them with another program.",
     ),
-    Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` has every path."),
+    Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` lists every path."),
     Explained("queue_not_found", 404, "There is no queue of this name.", "Create it, or send a message to it."),
     Explained(
         "queue_replaced",
@@ -350,19 +353,22 @@ EXPLAINED = (
     Explained(
         "consumer_not_found", 404, "The queue has no consumer of this name.", "Acknowledge an offset: that creates it."
     ),
-    Explained("session_not_found", 404, "The session has ended, or never was.", "Open a new session."),
+    Explained("session_not_found", 404, "The session has ended, or never existed.", "Open a new session."),
     Explained(
         "message_not_found",
         404,
-        "There is no message with this id: it is done in every channel, gone by retention, or never was.",
+        "There is no message with this id: it is done in every channel, was deleted by retention, or never existed.",
         "Look for it in the queue's dead letters.",
     ),
     Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
+    Explained("history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and restart it."),
     Explained(
-        "history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and start it again."
+        "no_cluster",
+        409,
+        "This server does not belong to a cluster, so nothing can be moved.",
+        "Ask a node of the cluster.",
     ),
-    Explained("no_cluster", 409, "This server is of no cluster: nothing can be moved.", "Ask a node of the cluster."),
-    Explained("not_found", 404, "What the request names is not there.", _NAME),
+    Explained("not_found", 404, "What the request names does not exist.", _NAME),
     Explained(
         "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."
     ),
@@ -387,7 +393,7 @@ EXPLAINED = (
         "stale_receipt",
         409,
         "The lease is over: the message was settled before, or delivered again.",
-        "Drop the result: somebody else works on the message. Extend the lease earlier the next time.",
+        "Drop the result: somebody else may work on the message. Next time, extend the lease earlier.",
     ),
     Explained(
         "foreign_receipt", 409, "The receipt belongs to another queue or channel.", "Settle it where it was received."
@@ -420,10 +426,10 @@ EXPLAINED = (
     Explained(
         "mark_moved",
         409,
-        "Numbered work does not follow on what was done last. Nothing of it was done.",
-        "`detail` has the last number: go on after it.",
+        "The numbered work does not follow the work that was done last. Nothing of it was done.",
+        "`detail` has the last number: continue after it.",
     ),
-    Explained("body_too_large", 413, "The body is larger than the server takes.", "Send smaller batches."),
+    Explained("body_too_large", 413, "The body is larger than the server accepts.", "Send smaller batches."),
     Explained(
         "message_too_large",
         413,
@@ -440,25 +446,28 @@ EXPLAINED = (
         "Send `Content-Type: application/json` (curl: `--json`).",
     ),
     Explained(
-        "expectation_failed", 417, "The server cannot do what `Expect` says.", "Expect `100-continue`, or nothing."
+        "expectation_failed",
+        417,
+        "The server cannot do what `Expect` says.",
+        "Send `Expect: 100-continue`, or no `Expect`.",
     ),
     Explained(
         "misdirected_request",
         421,
         "The `Host` of the request is not a name of this server.",
-        "Use `localhost` or an address, or list the name in `[server] hosts`, or with `--hosts`.",
+        "Use `localhost` or an IP address, or add the name to `[server] hosts` or `--hosts`.",
     ),
     Explained(
         "rate_limited",
         429,
         "The caller sends more requests than `[rest] requests_per_second`.",
-        "Wait as long as `Retry-After` says. The websocket counts, too.",
+        "Wait as long as `Retry-After` says. Requests over the websocket count, too.",
     ),
     Explained(
         "too_many_failed_logins",
         429,
         "Too many wrong credentials came from this address. For a while even right ones are refused.",
-        "Wait as long as `Retry-After` says. Programs that are logged in go on.",
+        "Wait as long as `Retry-After` says. Programs that are logged in are not affected.",
     ),
     Explained(
         "over_limit",
@@ -468,7 +477,10 @@ EXPLAINED = (
     ),
     Explained("throttled", 429, "The queue or the group is above its configured rate.", _AGAIN),
     Explained(
-        "header_too_large", 431, "The head of the request, with its URL, is too large.", "Send less in headers and URL."
+        "header_too_large",
+        431,
+        "The head of the request, with its URL, is too large.",
+        "Send shorter headers, or a shorter URL.",
     ),
     Explained(
         "internal_error",
@@ -479,21 +491,21 @@ EXPLAINED = (
     Explained(
         "chunk_damaged",
         500,
-        "Stored messages do not match their checksum. They are kept aside, not deleted.",
-        "Look at the disk, and at the server's log.",
+        "Stored messages do not match their checksum. They are in quarantine, not deleted.",
+        "Check the disk and the server's log.",
     ),
     Explained(
         "queue_damaged",
         500,
-        "What is stored of the queue is damaged. The queue is kept in quarantine; other queues are served.",
+        "The stored data of the queue is damaged. The queue is in quarantine; other queues are served.",
         "Run `penstock store check`, then `penstock store salvage`.",
     ),
     Explained("stopping", 503, "The server is being stopped.", _AGAIN),
-    Explained("too_many_connections", 503, "The server has as many connections as it may have.", _AGAIN),
+    Explained("too_many_connections", 503, "The server has reached its limit of connections.", _AGAIN),
     Explained(
         "no_room",
         503,
-        "Other requests and answers take all of `[server] buffer_bytes_max`. Nothing was done.",
+        "Other requests and answers use all of `[server] buffer_bytes_max`. Nothing was done.",
         "Send the request again, a little later, or raise the setting.",
     ),
     Explained("shard_closed", 503, "The store is being closed or opened again.", _AGAIN),
@@ -502,11 +514,11 @@ EXPLAINED = (
         "disk_full", 503, "The server's disk is full. Nothing was done.", "Free some space, and send the request again."
     ),
     Explained("disk_failed", 503, "The server's disk could not be read.", "The server's log says which file, and why."),
-    Explained("shard_unserved", 503, "In a cluster: no node serves the queue just now. Nothing was done.", _AGAIN),
-    Explained("commit_aborted", 503, "In a cluster: the commit was given up. Nothing was done.", _AGAIN),
+    Explained("shard_unserved", 503, "In a cluster: no node serves the queue at the moment. Nothing was done.", _AGAIN),
+    Explained("commit_aborted", 503, "In a cluster: the commit was aborted. Nothing was done.", _AGAIN),
     Explained("log_unavailable", 503, "In a cluster: Kafka does not answer. Nothing was done.", _AGAIN),
     Explained(
-        "log_unsafe", 503, "In a cluster: Kafka has too few replicas. Nothing was done.", "Bring its brokers back."
+        "log_unsafe", 503, "In a cluster: Kafka has too few replicas. Nothing was done.", "Start the missing brokers."
     ),
     Explained("link_broken", 503, "In a cluster: the connection to the queue's node broke.", _UNKNOWN),
     Explained("shard_fenced", 503, "In a cluster: another node took the queue over.", _UNKNOWN),

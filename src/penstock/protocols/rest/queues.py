@@ -85,7 +85,7 @@ class Queues(Resource):
     async def create_queue(self, caller: Caller, body: NewQueue) -> QueueDescription:
         """Create a queue.
 
-        Once more with the same settings is fine; with others it is 409.
+        If the queue exists with the same settings, this succeeds. With other settings the answer is 409.
         """
         caller.need(body.name, CreateQueue)
         changes = _permitted_changes(caller, body.settings, "settings.")
@@ -97,7 +97,7 @@ class Queues(Resource):
     async def list_queues(self, caller: Caller, query: QueuesQuery) -> QueueList:
         """List the names of queues, in order.
 
-        What the caller has no right on is left out.
+        Queues on which the caller has no right are left out.
         """
         page, following = await page_of_names(self.shard, query, caller.principal.may_see)
         return QueueList(queues=page, next=following)
@@ -109,7 +109,7 @@ class Queues(Resource):
 
     @operation("PATCH", "/v1/queues/{queue}", is_change=True)
     async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
-        """Change some settings of a queue. What is not given stays as it is."""
+        """Change some settings of a queue. The others stay as they are."""
         caller.need(queue, ChangeQueue)
         changes = _permitted_changes(caller, body)
         await self.shard.call(ChangeQueue(name=queue, changes=changes))
@@ -122,7 +122,7 @@ class Queues(Resource):
 
     @operation("POST", "/v1/queues/{queue}/purge", is_change=True)
     async def purge_queue(self, caller: Caller, queue: str) -> Purged:
-        """Delete a queue's messages, those in flight included."""
+        """Delete all messages of a queue, also those in flight."""
         return Purged(purged=await self.shard.call(PurgeQueue(name=caller.need(queue, PurgeQueue))))
 
     async def _described(self, name: str) -> QueueDescription:
@@ -144,7 +144,7 @@ class Channels(Resource):
 
     @operation("POST", "/v1/queues/{queue}/channels", status=201, is_change=True)
     async def create_channel(self, caller: Caller, queue: str, body: NewChannel) -> ChannelCounts:
-        """Create a channel. Once more is fine."""
+        """Create a channel. If it exists, this succeeds."""
         caller.need(queue, CreateChannel)
         start = body.start if isinstance(body.start, str) else milliseconds(body.start, "start")
         assert start is not None
@@ -164,24 +164,24 @@ class Channels(Resource):
 
     @operation("DELETE", "/v1/queues/{queue}/channels/{channel}", is_change=True)
     async def delete_channel(self, caller: Caller, queue: str, channel: str) -> None:
-        """Delete a channel, and what is kept for it alone."""
+        """Delete a channel, and the messages that only it still needed."""
         await self.shard.call(DeleteChannel(queue=caller.need(queue, DeleteChannel), channel=channel))
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/pause", is_change=True)
     async def pause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
-        """Stop handing out a channel's messages."""
+        """Stop delivering a channel's messages."""
         await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel))
         return await self._counts(queue, channel)
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/unpause", is_change=True)
     async def unpause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
-        """Go on handing out a channel's messages."""
+        """Deliver a channel's messages again."""
         await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel, paused=False))
         return await self._counts(queue, channel)
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/purge", is_change=True)
     async def purge_channel(self, caller: Caller, queue: str, channel: str) -> Purged:
-        """Drop all that waits for a channel or is in flight there."""
+        """Delete the messages of a channel, also those in flight. Other channels keep theirs."""
         command = PurgeChannel(queue=caller.need(queue, PurgeChannel), channel=channel)
         return Purged(purged=await self.shard.call(command))
 
@@ -204,7 +204,7 @@ class Server(Resource):
 
     @operation("GET", "/v1/stats")
     async def server_stats(self, caller: Caller) -> ServerStats:
-        """Count the whole server: every queue that the caller may read, added up."""
+        """Count the whole server: totals over all queues that the caller may read."""
         tally = Tally()
         await tally.take(self.shard, caller.principal, local=False)
         counts = {name: tally.counts[name] for name in COUNTS if name in ServerStats.__struct_fields__}
@@ -212,7 +212,7 @@ class Server(Resource):
 
     @operation("GET", "/v1/stats/queues", live_s=3)
     async def queue_stats(self, caller: Caller, query: QueuesQuery) -> QueueCountsList:
-        """Count every queue that the caller may read, in order, a page at a time."""
+        """Count each queue that the caller may read, in the order of their names, a page at a time."""
         names, following = await page_of_names(
             self.shard, query, lambda name: caller.principal.may(name, DescribeQueue)
         )
@@ -321,10 +321,10 @@ class DeadLetterQueues(Resource):
 
     @operation("GET", "/v1/queues/{queue}/dead-letters")
     async def list_dead_letters(self, caller: Caller, queue: str, query: DeadLettersQuery) -> DeadLetters:
-        """List the messages of a queue that failed for good, each with every failed delivery and its error.
+        """List the dead letters of a queue, each with all its failed deliveries and their errors.
 
-        They are in the queue's dead-letter queue, which needs the right to be read. A page may be shorter than `limit`
-        although there are more: go on while `next` is given.
+        They are in the queue's dead-letter queue, on which the caller needs the right `read`. A page may be shorter
+        than `limit` although there are more messages: continue while `next` is given.
         """
         caller.need(queue, Browse)
         target = self.queue(queue).config.dead_letter or dead_letter_name(queue)
@@ -352,9 +352,10 @@ class DeadLetterQueues(Resource):
 
     @operation("GET", "/v1/queues/{queue}/dead-letters/groups")
     async def group_dead_letters(self, caller: Caller, queue: str, query: ErrorGroupsQuery) -> ErrorGroups:
-        """Group the dead letters of a queue by their last error, without numbers, ids and quoted text.
+        """Group the dead letters of a queue by their last error, with `#` for numbers, ids and quoted text.
 
-        One request looks at 20,000 messages of the dead-letter queue: go on while `next` is given, and add up.
+        One request looks at 20,000 messages of the dead-letter queue. Continue while `next` is given, and add up the
+        counts.
         """
         caller.need(queue, Browse)
         target = self.queue(queue).config.dead_letter or dead_letter_name(queue)
@@ -411,9 +412,9 @@ class Redrives(Resource):
 
     @operation("POST", "/v1/redrives", status=201, is_change=True)
     async def start_redrive(self, caller: Caller, body: NewRedrive) -> Redrive:
-        """Send messages of a (dead-letter) queue back to where they came from, or elsewhere.
+        """Move dead letters back to the queues that they came from, or to another queue.
 
-        All of them, or those that fit every condition that is given. One redrive of a queue at a time.
+        It moves all of them, or those that match every condition that is given. A queue can have one redrive at a time.
         """
         caller.need(body.queue, StartRedrive)
         if body.target is not None:
@@ -492,20 +493,20 @@ class Redrives(Resource):
 
     @operation("GET", "/v1/redrives", live_s=1)
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
-        """List redrives, newest first: those of queues that the caller has a right on."""
+        """List redrives, the newest first, of the queues on which the caller has a right."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))
         return RedriveList(redrives=[self._described(task) for task in tasks if caller.principal.may_see(task.queue)])
 
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
-        """Say how far a redrive is."""
+        """Show how far a redrive is."""
         found = await self._task(caller, task)
         caller.need(found.queue, Browse, StartRedrive)
         return self._described(found)
 
     @operation("POST", "/v1/redrives/{task}/cancel", is_change=True)
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
-        """Stop a redrive. What was moved stays moved."""
+        """Stop a redrive. Messages that were moved stay moved."""
         found = await self._task(caller, task)
         caller.need(found.queue, CancelRedrive)
         return self._described(await self.shard.call(CancelRedrive(task=found.task)))

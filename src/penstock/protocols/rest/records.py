@@ -61,7 +61,7 @@ class RecordReading(Resource):
         """Read messages by their offsets. Nothing is leased, and nothing changes.
 
         As an Arrow IPC stream the columns are offset, timestamp, key, value, and headers if asked for. The headers
-        `penstock-next-offset` and `penstock-end-offset`, and the schema's metadata, say where to go on.
+        `penstock-next-offset` and `penstock-end-offset`, and the schema's metadata, say where to continue.
         """
         caller.need(queue, ReadRecords)
         if caller.wanted == ARROW and not _HAS_ARROW:
@@ -85,13 +85,13 @@ class RecordReading(Resource):
 
     @operation("GET", "/v1/queues/{queue}/consumers/{consumer}")
     async def describe_consumer(self, caller: Caller, queue: str, consumer: str) -> ConsumerPosition:
-        """Say where a named consumer is."""
+        """Show the offset of a named consumer."""
         stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, QueueStats)))
         return _position(stats, consumer)
 
     @operation("GET", "/v1/queues/{queue}/consumers/{consumer}/records", reveals=True)
     async def read_as_consumer(self, caller: Caller, queue: str, consumer: str, query: ConsumerRecordsQuery) -> Records:
-        """Read from where a named consumer is; one that is not known starts at the beginning."""
+        """Read from the offset of a named consumer. An unknown consumer starts at the beginning."""
         caller.need(queue, ReadRecords)
         command = ReadRecords(queue=queue, consumer=consumer, limit=query.max)
         return self._as_json(await self._read(caller, command, query.max_bytes))
@@ -100,7 +100,7 @@ class RecordReading(Resource):
     async def move_consumer(self, caller: Caller, queue: str, consumer: str, body: MoveConsumer) -> ConsumerPosition:
         """Remember that a consumer has read everything before an offset. Creates the consumer.
 
-        409 `rewind_refused` if it would go back without `allow_rewind`.
+        Moving backwards needs `allow_rewind`; without it the answer is 409 `rewind_refused`.
         """
         await self.shard.call(
             AckConsumer(
@@ -114,7 +114,7 @@ class RecordReading(Resource):
 
     @operation("DELETE", "/v1/queues/{queue}/consumers/{consumer}", is_change=True)
     async def delete_consumer(self, caller: Caller, queue: str, consumer: str) -> None:
-        """Forget a named consumer."""
+        """Delete a named consumer."""
         await self.shard.call(DeleteConsumer(queue=caller.need(queue, DeleteConsumer), consumer=consumer))
 
     async def _read(self, caller: Caller, command: ReadRecords, max_bytes: int | None) -> CoreRecords:
@@ -236,14 +236,14 @@ class VirtualQueues(Resource):
 
     @operation("POST", "/publish")
     async def publish(self, caller: Caller, query: QueueOnly, body: Publish) -> Published:
-        """Send messages. The queue is created when it is not there."""
+        """Send messages. The queue is created if it does not exist."""
         queue = self._own(caller, Send, _needed("queue", query, body))
         sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
         return Published(offsets=[-1 if message.sequence is None else message.sequence for message in sent])
 
     @operation("POST", "/get_records", reveals=True)
     async def get_records(self, caller: Caller, query: GetRecords, body: GetRecords) -> Records:
-        """Read messages from an offset, or from where a consumer is."""
+        """Read messages from an offset, or from the offset of a consumer."""
         queue = self._own(caller, ReadRecords, _needed("queue", query, body))
         limit = _given("max_records", query, body, _RECORDS)
         await caller.room_for(self.shard, queue, limit, self.services.settings)
@@ -266,7 +266,7 @@ class VirtualQueues(Resource):
     async def consumer_ack(self, caller: Caller, query: ConsumerAck, body: ConsumerAck) -> AckedConsumer:
         """Remember that a consumer has read everything before an offset.
 
-        409 `rewind_refused` if it would go back without `AllowRewind`.
+        Moving backwards needs `AllowRewind`; without it the answer is 409 `rewind_refused`.
         """
         command = AckConsumer(
             queue=self._own(caller, AckConsumer, _needed("queue", query, body)),
@@ -278,7 +278,7 @@ class VirtualQueues(Resource):
 
     @operation("POST", "/delete_consumer", is_change=True)
     async def delete_virtual_consumer(self, caller: Caller, query: QueueAndConsumer, body: QueueAndConsumer) -> None:
-        """Forget a consumer."""
+        """Delete a consumer."""
         queue, consumer = _needed("queue", query, body), _needed("consumer", query, body)
         await self.shard.call(DeleteConsumer(queue=self._own(caller, DeleteConsumer, queue), consumer=consumer))
 

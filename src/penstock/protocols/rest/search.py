@@ -95,10 +95,10 @@ class Searching(Resource):
 
     @operation("GET", "/v1/queues/{queue}/search", offers=(JSON, CSV))
     async def search_messages(self, caller: Caller, queue: str, query: SearchQuery) -> FoundMessages | Reply:
-        """Search a queue's messages by text, JSON path, attribute, id and time, without taking them.
+        """Search a queue's messages by text, JSON path, attribute, id and time, without receiving them.
 
-        All conditions must fit. One call does so much work and no more: go on while `next` is given, also after an
-        empty page. As `text/csv` it is a table, and `penstock-next` is a header.
+        A message must match all conditions. One request looks at a limited number of messages: continue while `next` is
+        given, also after an empty page. As `text/csv`, the answer is a table, and `next` is the header `penstock-next`.
         """
         caller.need(queue, Browse)
         await caller.room_for(self.shard, queue, _PAGE_MESSAGES, self.services.settings)

@@ -50,10 +50,10 @@ class Sessions(Resource):
 
     @operation("GET", "/v1/sessions", live_s=2)
     async def list_sessions(self, caller: Caller, query: SessionsQuery) -> OpenSessions:
-        """List the sessions and connections, and what each holds since when, in the queues that the caller may read.
+        """List sessions and connections, with the messages that each holds in queues that the caller may read.
 
-        Those that hold nothing are for who may read all queues. Leases without a session are those of the 100 queues
-        with the most leased messages.
+        Sessions that hold nothing are listed only if the caller may read all queues. Leases without a session are
+        listed for the 100 queues with the most leased messages.
         """
         principal = caller.principal
         found = await self._listed(principal, None, query.limit)
@@ -84,10 +84,10 @@ class Sessions(Resource):
 
     @operation("DELETE", "/v1/sessions/{session}", is_change=True)
     async def end_session(self, caller: Caller, session: str) -> EndedSession:
-        """End a session: all that it holds is ready for others at once.
+        """End a session. The messages that it holds are ready for others at once.
 
-        Your own, by its handle; or any one, as `GET /v1/sessions` names it. That needs the right to administer every
-        queue of which it holds messages; and all queues, if it holds none: nobody can say whose it is then.
+        End your own session by its handle, or any session by its id in `GET /v1/sessions`. The latter needs the right
+        `admin` on every queue whose messages the session holds, or on all queues if it holds none.
         """
         named = session_named(session)
         if named is None:

@@ -55,7 +55,7 @@ def _described(setting: Declared) -> Any:
 
 @with_settings(SETTINGS.values(), _described)
 class QueueSettings(Shape):
-    """A queue's settings. Lengths of time are seconds; null means: no limit."""
+    """A queue's settings. Lengths of time are seconds. null means no limit."""
 
 
 class NewQueue(Shape):
@@ -93,7 +93,7 @@ class QueueCounts(Result, omit_defaults=False):
     end_offset: int
     channels: list[ChannelCounts]
     consumers: dict[str, int]
-    """Named consumers, and the offset where each is."""
+    """The offset of each named consumer."""
 
 
 class QueueDescription(Result):
@@ -111,19 +111,21 @@ class QueueList(Result, omit_defaults=False):
 
     queues: list[str]
     next: str | None
-    """Ask again with `after` this name; null at the end."""
+    """The `after` of the next page. null on the last page."""
 
 
 class QueuesQuery(Shape):
     """Which queues."""
 
     prefix: Annotated[str, Meta(max_length=128)] = ""
+    """Only names that start with this."""
     after: Annotated[str, Meta(max_length=128)] = ""
+    """The `next` of the previous page."""
     limit: Limit = 100
 
 
 class Purged(Result, omit_defaults=False):
-    """How many messages went."""
+    """How many messages were deleted."""
 
     purged: int
 
@@ -132,7 +134,7 @@ class Purged(Result, omit_defaults=False):
 
 
 class TypedValue(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """An attribute's value that is bytes (in base64), or has a type of its own (SQS: `Number.price`)."""
+    """The value of an attribute, if it is bytes (in base64) or has its own type (SQS: `Number.price`)."""
 
     value: str
     encoding: Encoding = "text"
@@ -147,37 +149,45 @@ class NewMessage(Shape):
     """A message to be sent."""
 
     body: str
+    """Text, or bytes in base64."""
     encoding: Encoding = "text"
+    """The encoding of `body`."""
     attributes: dict[str, AttributeJson] = {}
+    """Names and values: text, numbers, or a `TypedValue`."""
     group: Token | None = None
+    """FIFO queues need one, and keep the order within it."""
     dedup_id: Token | None = None
+    """Another message with the same id within five minutes is not added."""
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
+    """The highest is received first."""
     delay: Seconds | None = None
-    """null: the queue's delay."""
+    """Seconds before it can be received. null: the queue's `delay`."""
     due: Moment | None = None
+    """When it can be received, in seconds since 1970, instead of `delay`."""
 
 
 class PutMessage(NewMessage, kw_only=True):
     """A message to be sent by a unit of work."""
 
     queue: Name
+    """The queue to send it to."""
 
 
 class SendQuery(Shape):
     """How to send."""
 
     create: bool = True
-    """Create the queue if it is not there."""
+    """Create the queue if it does not exist."""
 
 
 class SentMessage(Result):
     """What became of a message."""
 
     id: str | None
-    """null for a message of a unit of work that is on its way to a queue of another shard of the cluster."""
+    """null if a unit of work in a cluster sends the message to a queue of another shard."""
     sequence: int | None
     duplicate: bool = False
-    """It was known already, by its dedup id: nothing was added."""
+    """A message with the same dedup id was sent before: nothing was added."""
 
 
 class SentMessages(Result):
@@ -187,7 +197,7 @@ class SentMessages(Result):
 
 
 class FailedDelivery(Result, omit_defaults=False):
-    """A delivery that did not end well."""
+    """A delivery that failed."""
 
     attempt: int
     received_at: float
@@ -217,7 +227,7 @@ class Content(Result):
     group: str | None = None
     origin: MessageOrigin | None = None
     masked: bool = False
-    """Something of it is hidden: `[console] mask` says what."""
+    """Parts of it are hidden by `[console] mask`."""
 
 
 class ReceivedMessage(Content, kw_only=True):
@@ -238,7 +248,7 @@ class Receipt(Result):
 
 
 class SeenMessage(Content, kw_only=True):
-    """A message as it is, untouched."""
+    """A message that was looked at, not received."""
 
     state: StateName
     attempts: int
@@ -248,15 +258,15 @@ class SeenMessage(Content, kw_only=True):
 
 
 class SeenMessages(Result, omit_defaults=False):
-    """Messages in order, not taken."""
+    """Messages in order. They were not received."""
 
     messages: list[SeenMessage]
     next: int | None
-    """Ask again with `after` this number; null at the end."""
+    """The `after` of the next page. null on the last page."""
 
 
 class DeadLetters(SeenMessages, omit_defaults=False):
-    """Messages that failed for good, with the reasons."""
+    """Dead letters, with the reasons of their failures."""
 
     queue: str
     """The dead-letter queue in which they are."""
@@ -266,28 +276,28 @@ class Holder(Result, omit_defaults=False):
     """Who holds a message."""
 
     session: int
-    """0: nobody in particular, as over SQS."""
+    """0: a receiver without a session, such as over SQS."""
     name: str
 
 
 class MessageInChannel(Result, omit_defaults=False):
-    """Where a message stands in one channel."""
+    """The state of a message in one channel."""
 
     channel: str
     state: StateName
     attempts: int
     due_at: float | None
-    """When it comes due, while it is delayed; null: it waits for the queue, which is paused, or for nothing."""
+    """When a delayed message comes due. null: it is not delayed, or it waits because the queue is paused."""
     lease_ends_at: float | None
     received_at: float | None
-    """When it was handed out last, while that is known."""
+    """When it was last delivered, if that is known."""
     first_received_at: float | None
     holder: Holder | None
     failures: list[FailedDelivery]
 
 
 class LifeEvent(Result, omit_defaults=False):
-    """Something that happened to a message, or will."""
+    """Something that happened to a message, or will happen."""
 
     at: float
     what: Literal["sent", "received", "failed", "dead", "due", "lease ends"]
@@ -298,7 +308,7 @@ class LifeEvent(Result, omit_defaults=False):
 
 
 class MessageLife(Content, omit_defaults=False, kw_only=True):
-    """A message: body, attributes, where it is, who holds it, when it is due, and all that happened to it."""
+    """A message with its body, attributes, state, holder, due time, and everything that happened to it."""
 
     queue: str
     dedup_id: str | None
@@ -312,7 +322,9 @@ class NamedMessages(Shape):
     """Messages, by their ids or by their sequence numbers."""
 
     ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    """Their ids."""
     sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    """Their sequence numbers, instead of `ids`."""
     channel: Name | None = None
     """null: in every channel."""
 
@@ -321,56 +333,64 @@ class NamedMessagesIn(Shape):
     """Messages of a channel, by their ids or by their sequence numbers."""
 
     ids: Annotated[list[Token], Meta(min_length=1, max_length=LISTED_MAX)] | None = None
+    """Their ids."""
     sequences: Annotated[list[Sequence], Meta(min_length=1, max_length=RECEIPTS_MAX)] | None = None
+    """Their sequence numbers, instead of `ids`."""
     channel: Name = "main"
 
 
 class NewSchedule(NamedMessagesIn):
-    """Messages, and when they shall come due."""
+    """Messages, and when they come due."""
 
     due: Moment | None = None
+    """When they come due, in seconds since 1970."""
     delay: Seconds | None = None
-    """Seconds from now, instead."""
+    """Seconds from now, instead of `due`."""
 
 
 class ChangedMessages(Result, omit_defaults=False):
-    """How many messages are as you want them, and which are not there, are done, or are held for a unit of work."""
+    """What became of the messages."""
 
     changed: int
+    """How many messages were changed."""
     missing: list[str | int]
+    """Those that do not exist, are done, or are held for a unit of work."""
 
 
 class BrowseQuery(Shape):
     """Which messages."""
 
     channel: Name = "main"
+    """The channel whose states are shown."""
     after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+    """The `next` of the previous page."""
     limit: Limit = 100
     states: list[StateName] = msgspec.field(default_factory=lambda: ["ready", "leased", "delayed"])
+    """Only messages in these states. By default all but `done`."""
     contains: Annotated[str, Meta(max_length=4096)] | None = None
-    """Only messages whose body holds this."""
+    """Only messages whose body contains this."""
     encoding: Encoding = "text"
-    """Of `contains`."""
+    """The encoding of `contains`."""
 
 
 class SearchQuery(Shape):
-    """Which messages: all that is given must fit."""
+    """Which messages. A message must match everything that is given."""
 
     text: Annotated[str, Meta(max_length=4096)] | None = None
-    """The body holds this."""
+    """The body contains this."""
     encoding: Encoding = "text"
-    """Of `text`."""
+    """The encoding of `text`."""
     path: Annotated[str, Meta(max_length=1024)] | None = None
     """The body is JSON, and has something at this path: `$.customer.orders[0].id`; `[*]` is any element."""
     value: Annotated[str, Meta(max_length=4096)] | None = None
-    """It is this, there: a text as it is, anything else as JSON."""
+    """The value at the path: text as it is, anything else as JSON."""
     attribute: Annotated[str, Meta(max_length=256)] | None = None
-    """It has this attribute."""
+    """The message has this attribute."""
     attribute_value: Annotated[str, Meta(max_length=4096)] | None = None
     id: Token | None = None
-    """It has this id, or this sequence number."""
+    """The message has this id or sequence number."""
     since: Moment | None = None
-    """It was sent then or later."""
+    """The message was sent at this time or later."""
     until: Moment | None = None
     channel: Name = "main"
     states: list[StateName] = msgspec.field(default_factory=lambda: ["ready", "leased", "delayed"])
@@ -379,13 +399,13 @@ class SearchQuery(Shape):
 
 
 class FoundMessages(Result, omit_defaults=False):
-    """Messages that fit, in order, not taken."""
+    """Messages that match, in order. They were not received."""
 
     messages: list[SeenMessage]
     looked_at: int
-    """About how many messages this call has looked at."""
+    """About how many messages this request has looked at."""
     next: int | None
-    """There may be more: ask again with `after` this number, even if there are no messages here. null at the end."""
+    """The `after` of the next page, even if this page is empty. null on the last page."""
 
 
 class DeadLettersQuery(Shape):
@@ -395,21 +415,22 @@ class DeadLettersQuery(Shape):
     limit: Limit = 100
     contains: Annotated[str, Meta(max_length=4096)] | None = None
     error: Annotated[str, Meta(max_length=4096)] | None = None
-    """Only those one of whose errors holds this text."""
+    """Only messages with this text in one of their errors."""
 
 
 class ReceiveOptions(Shape):
     """How to receive through a channel."""
 
     max: Annotated[int, Meta(ge=1)] = 1
+    """How many messages at most."""
     wait: Seconds | None = None
-    """How long to wait for the first message; null: as the queue says."""
+    """How many seconds to wait for the first message. null: the queue's `receive_wait`."""
     lease: Lease | None = None
-    """How long the messages are the caller's; null: as the queue says."""
+    """How many seconds the messages belong to the caller. null: the queue's `lease`."""
     session: Token | None = None
-    """Who holds the leases, from `POST /v1/sessions`."""
+    """The session that holds the leases, from `POST /v1/sessions`."""
     attempt_id: Token | None = None
-    """FIFO: the same id again gets the same messages again, while they are leased."""
+    """FIFO: another receive with the same id gets the same messages, while they are leased."""
 
 
 class ReceiveRequest(ReceiveOptions):
@@ -419,29 +440,29 @@ class ReceiveRequest(ReceiveOptions):
 
 
 class Held(Shape):
-    """Messages that the caller holds: one `receipt`, which fails as a whole, or `receipts`, with a result for each."""
+    """Messages that the caller holds: one `receipt`, or `receipts`, each with its own result."""
 
     receipt: ReceiptText | UnsetType = UNSET
     receipts: Annotated[list[ReceiptText], Meta(max_length=RECEIPTS_MAX)] | UnsetType = UNSET
 
 
 class ReleaseRequest(Held):
-    """Work that failed, or was not done."""
+    """Messages to be released."""
 
     error: Annotated[str, Meta(max_length=4096)] = ""
-    """Why: it is kept with the message."""
+    """Why the work failed. It is stored with the message."""
     delay: Seconds | None = None
-    """null: as the queue's backoff says."""
+    """null: the queue's backoff."""
     failed: bool = True
-    """false: the work is rolled back without an error. The messages are given back as they were: that is no failed
-    delivery, and takes neither error nor delay."""
+    """false: the messages are given back as they were. That is no failed delivery, and takes neither `error` nor
+    `delay`."""
 
 
 class ExtendRequest(Held, kw_only=True):
-    """Work that goes on."""
+    """Messages whose leases are to be extended."""
 
     lease: Lease
-    """The leases end so many seconds from now; 0 gives the messages back."""
+    """The leases end so many seconds from now. 0 gives the messages back."""
 
 
 class RefusedReceipt(Result):
@@ -467,7 +488,7 @@ class NewChannel(Shape):
 
     name: Name
     start: Literal["head", "tail"] | Moment = "head"
-    """With what is there already, with what comes, or with what was sent since a moment."""
+    """`head`: all stored messages. `tail`: only later messages. A number: messages sent since this time."""
 
 
 class ChannelList(Result):
@@ -477,13 +498,14 @@ class ChannelList(Result):
 
 
 class ErrorGroup(Result, omit_defaults=False):
-    """Dead letters that failed for the same reason: their last errors differ in numbers, ids and quoted text only."""
+    """Dead letters that failed for the same reason: their last errors differ only in numbers, ids and quoted text."""
 
     group: str
     count: int
     first_at: float
+    """When the first message of the group became a dead letter."""
     last_at: float
-    """When the first and the last of them failed for good."""
+    """When the last message of the group became a dead letter."""
     sample: SeenMessage
 
 
@@ -495,7 +517,7 @@ class ErrorGroups(Result, omit_defaults=False):
     groups: list[ErrorGroup]
     looked_at: int
     next: int | None
-    """There are more dead letters: ask again with `after` this number. null: these are all."""
+    """The `after` of the next page. null on the last page."""
 
 
 class ErrorGroupsQuery(Shape):
@@ -505,26 +527,28 @@ class ErrorGroupsQuery(Shape):
 
 
 class NewRedrive(Shape):
-    """Which messages of a (dead-letter) queue go back, and where to."""
+    """Which messages of a dead-letter queue are moved, and to which queue."""
 
     queue: Name
-    """The queue that they are in."""
+    """The dead-letter queue that the messages are in."""
     target: Name | None = None
-    """null: where each came from."""
+    """null: each goes back to the queue that it came from."""
     ids: Annotated[list[Token], Meta(max_length=LISTED_MAX)] | None = None
     """Only these, by their ids."""
     sequences: Annotated[list[Sequence], Meta(max_length=RECEIPTS_MAX)] | None = None
     """Only these, by their sequence numbers."""
     contains: Annotated[str, Meta(max_length=4096)] | None = None
+    """Only messages whose body contains this."""
     error: Annotated[str, Meta(max_length=4096)] | None = None
+    """Only messages with this text in one of their errors."""
     rate: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Messages a second."""
+    """How many messages a second at most."""
     group: Annotated[str, Meta(max_length=256)] | None = None
-    """Only those whose last error is of this kind, as `dead-letters/groups` names it."""
+    """Only those whose last error is of this group, as `dead-letters/groups` names it."""
     discard: bool = False
-    """Delete the messages, instead of moving them."""
+    """Delete the messages instead of moving them."""
     dry_run: bool = False
-    """Only count: nothing is started. `to_move` says how many messages there are, `counted_all` whether that is all."""
+    """Only count the messages: `to_move` says how many there are, and `counted_all` whether that is all."""
 
 
 class Redrive(Result, omit_defaults=False):
@@ -543,7 +567,7 @@ class Redrive(Result, omit_defaults=False):
     group: str | None = None
     discard: bool = False
     counted_all: bool = True
-    """Of a dry run: false if there are more messages than it looked at."""
+    """false if a dry run did not look at all messages."""
 
 
 class RedriveList(Result):
@@ -562,7 +586,7 @@ class Work(Shape):
     """A unit of work: all of it happens, or nothing."""
 
     receipts: Annotated[list[ReceiptText], Meta(max_length=RECEIPTS_MAX)] = []
-    """Messages that are done, of any queues."""
+    """Messages to acknowledge, of any queues."""
     sends: Annotated[list[PutMessage], Meta(max_length=RECEIPTS_MAX)] = []
 
 
@@ -570,9 +594,9 @@ class NewSession(Shape):
     """A session to be opened."""
 
     name: Annotated[str, Meta(max_length=128)] = ""
-    """Shown with the failures of messages that it held."""
+    """Shown in the failures of messages that the session held."""
     ttl: Annotated[float, Meta(ge=0.1, le=SESSION_SECONDS_MAX)] = 60.0
-    """Seconds after the last heartbeat at which it ends by itself."""
+    """The session ends so many seconds after the last heartbeat."""
 
 
 class Session(Result, omit_defaults=False):
@@ -595,7 +619,7 @@ class HeldMessages(Result, omit_defaults=False):
     channel: str
     count: int
     since: float
-    """When the oldest of them was handed out."""
+    """When the oldest of them was delivered."""
     until: float
     """When the first of the leases ends."""
 
@@ -604,12 +628,12 @@ class SessionRow(Result, omit_defaults=False):
     """A session or a connection, and what it holds."""
 
     session: str
-    """`DELETE /v1/sessions/{session}` ends it."""
+    """The id with which `DELETE /v1/sessions/{session}` ends it."""
     name: str
     is_connection: bool
-    """It ends with its connection."""
+    """Whether it ends with its connection."""
     node: str
-    """Where its connection is, in a cluster."""
+    """In a cluster: the node that has its connection."""
     ttl: float | None
     seen_at: float
     held: int
@@ -617,7 +641,7 @@ class SessionRow(Result, omit_defaults=False):
 
 
 class OpenSessions(Result, omit_defaults=False):
-    """Who holds messages: those with most first."""
+    """Who holds messages. Those that hold most come first."""
 
     sessions: list[SessionRow]
     without_session: list[HeldMessages]
@@ -639,11 +663,11 @@ class Record(Result):
     offset: int
     id: str
     timestamp: float
-    """When it was first sent."""
+    """When the message was first sent."""
     body: str
     encoding: Encoding = "text"
     key: str | None = None
-    """Its group."""
+    """The group of the message."""
     attributes: dict[str, AttributeJson] = {}
 
 
@@ -652,7 +676,7 @@ class Records(Result, omit_defaults=False):
 
     records: list[Record]
     next_offset: int
-    """Where to go on."""
+    """The offset to continue from."""
     end_offset: int
     """The offset of the next message that will be sent."""
 
@@ -665,9 +689,9 @@ class RecordsQuery(Shape):
     end: Sequence | None = None
     """Only records before this offset."""
     max_bytes: Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)] | None = None
-    """Stop before there are more bytes of bodies; one record comes in any case."""
+    """How many bytes of bodies at most. At least one record is returned."""
     headers: bool = False
-    """Arrow: with the attributes."""
+    """Arrow: add a column with the attributes."""
 
 
 class ConsumerRecordsQuery(Shape):
@@ -678,7 +702,7 @@ class ConsumerRecordsQuery(Shape):
 
 
 class ConsumerPosition(Result, omit_defaults=False):
-    """Where a named consumer is."""
+    """The offset of a named consumer."""
 
     consumer: str
     offset: int
@@ -693,7 +717,7 @@ class ConsumerList(Result):
 
 
 class MoveConsumer(Shape):
-    """Where a consumer is from now on: everything before is done."""
+    """The new offset of a consumer. Everything before it counts as read."""
 
     offset: Sequence
     allow_rewind: bool = False
@@ -711,11 +735,11 @@ class QueueCountsList(Result, omit_defaults=False):
 
     queues: list[NamedCounts]
     next: str | None
-    """Ask again with `after` this name; null at the end."""
+    """The `after` of the next page. null on the last page."""
 
 
 class ServerStats(Result, omit_defaults=False):
-    """The whole server, as far as the caller may read it."""
+    """The whole server: totals over all queues that the caller may read."""
 
     version: str
     queues: int
@@ -735,7 +759,7 @@ class ServerStats(Result, omit_defaults=False):
 
 
 class RatesPerSecond(Result, omit_defaults=False):
-    """Messages a second, since the look before."""
+    """Messages a second since the previous request."""
 
     sent: float
     delivered: float
@@ -745,7 +769,7 @@ class RatesPerSecond(Result, omit_defaults=False):
 
 
 class Totals(Result, omit_defaults=False):
-    """Every queue that the caller may read, added up."""
+    """Totals over all queues that the caller may read."""
 
     queues: int
     messages: int
@@ -772,25 +796,25 @@ class Alarm(Result, omit_defaults=False):
 
 
 class Disk(Result, omit_defaults=False):
-    """Where the data directory is."""
+    """The disk that has the data directory."""
 
     free_bytes: int
     size_bytes: int
 
 
 class ServerOverview(Result, omit_defaults=False):
-    """The server at a moment."""
+    """The server at one moment."""
 
     version: str
     uptime: float
     totals: Totals
     rates: RatesPerSecond | None
-    """null: nobody has looked for a while. Ask again in a second."""
+    """null: there was no request for a while. Ask again in a second."""
     alarms: list[Alarm]
     disk: Disk | None
-    """For who may administer a queue, where there is a data directory."""
+    """Only if the caller may administer a queue, and there is a data directory."""
     memory_bytes: int | None
-    """Of this process, for who may administer a queue."""
+    """The memory of this process. Only if the caller may administer a queue."""
 
 
 class OverviewQueuesQuery(Shape):
@@ -801,7 +825,7 @@ class OverviewQueuesQuery(Shape):
     sort: Literal[
         "name", "messages", "bytes", "ready", "leased", "delayed", "dead", "dead_letters", "sent", "acked", "failed"
     ] = "name"
-    """`sent`, `acked` and `failed` are by rate."""
+    """`sent`, `acked` and `failed` sort by rate."""
     descending: bool = False
     after: Annotated[int, Meta(ge=0)] = 0
     """How many queues to skip."""
@@ -823,12 +847,12 @@ class QueueRow(Result, omit_defaults=False):
     quarantined: int
     oldest_sent_at: float | None
     dead_letters: int
-    """Messages that are in its dead-letter queue now: also those of other queues that share it."""
+    """Messages that are in its dead-letter queue now, also those of other queues that share it."""
     paused: list[str]
     """Channels that are paused."""
     rates: RatesPerSecond | None
     spark: list[float]
-    """Messages sent a second, at the last looks; empty if there were none."""
+    """Messages sent a second, at the last requests. Empty if there were none."""
 
 
 class QueueRows(Result, omit_defaults=False):
@@ -836,21 +860,21 @@ class QueueRows(Result, omit_defaults=False):
 
     queues: list[QueueRow]
     total: int
-    """How many queues fit."""
+    """How many queues match."""
     next: int | None
-    """Ask again with `after` this number; null at the end."""
+    """The `after` of the next page. null on the last page."""
 
 
 class HistoryQuery(Shape):
-    """Of what, and of how long."""
+    """Which history, and how long."""
 
     queue: Name | None = None
-    """null: of all queues together."""
+    """null: all queues together."""
     range: Literal["hour", "day", "week", "fortnight"] = "hour"
 
 
 class QueueHistory(Result, omit_defaults=False):
-    """Columns that run beside `at`, the oldest first. null: nobody looked then, or there was nothing to see."""
+    """Columns with a value for each time in `at`, the oldest first. null: there is no value for that time."""
 
     queue: str | None
     range: str
@@ -858,20 +882,20 @@ class QueueHistory(Result, omit_defaults=False):
     """Seconds from one point to the next."""
     at: list[int]
     sent: list[float | None]
-    """Messages a second; so are those up to `dead`."""
+    """Messages a second, as all columns up to `dead`."""
     delivered: list[float | None]
     acked: list[float | None]
     failed: list[float | None]
     dead: list[float | None]
     ready: list[float | None]
-    """Messages; so are those up to `messages`."""
+    """Numbers of messages, as all columns up to `messages`."""
     leased: list[float | None]
     delayed: list[float | None]
     messages: list[float | None]
     oldest: list[float | None]
     """How old the oldest message is, in seconds."""
     receive_p50: list[float | None]
-    """Seconds from send to receive, and below from send to ack, within which so many of a hundred messages came."""
+    """The median of the seconds from send to receive. The next columns have other percentiles, and those to ack."""
     receive_p95: list[float | None]
     receive_p99: list[float | None]
     ack_p50: list[float | None]
@@ -896,18 +920,18 @@ class RightsOn(Result, omit_defaults=False):
 
 
 class Me(Result, omit_defaults=False):
-    """Who calls, and what it may do."""
+    """Who the caller is, and what it may do."""
 
     name: str
     grants: list[RightsOn]
     needs_credentials: bool
-    """False: this server asks nobody who he is."""
+    """false: this server has no credentials."""
     roles: list[Role]
-    """The same as people call it."""
+    """The same, as roles."""
     read_only: bool
-    """The console may change nothing."""
+    """The console cannot change anything."""
     masked: bool
-    """Something of messages may be hidden from who looks at them."""
+    """Parts of messages may be hidden."""
     history: bool
     """This server keeps rates and depths over time."""
     audit: bool
@@ -915,10 +939,10 @@ class Me(Result, omit_defaults=False):
 
 
 class Role(Result, omit_defaults=False):
-    """What somebody is for the queues whose names match one of the patterns."""
+    """The role of the caller for the queues whose names match one of the patterns."""
 
     role: Literal["admin", "writer", "reader"]
-    """An admin changes queues and messages; a writer sends, a reader looks and receives. An admin may be all three."""
+    """An admin changes queues and messages, a writer sends, a reader looks and receives. An admin may do all three."""
     queues: list[str]
 
 
@@ -927,7 +951,7 @@ class AuditQuery(Shape):
 
     queue: Name | None = None
     before: Moment | None = None
-    """Only those before this moment: the `at` of the last one that was shown."""
+    """Only lines before this time: the `at` of the last line of the previous page."""
     limit: Limit = 100
 
 
@@ -939,7 +963,7 @@ class AuditLine(Result, omit_defaults=False):
     peer: str
     """The address that it came from."""
     what: str
-    """The operation, as the OpenAPI document names it; a command, over the websocket."""
+    """The operation, as the OpenAPI document names it. Over the websocket: the command."""
     queue: str | None
     scope: dict[str, Any]
     outcome: str
@@ -947,22 +971,22 @@ class AuditLine(Result, omit_defaults=False):
 
 
 class AuditLog(Result, omit_defaults=False):
-    """The newest lines first."""
+    """Lines of the audit log, the newest first."""
 
     entries: list[AuditLine]
     next: float | None
-    """Ask again with `before` this moment; null at the end."""
+    """The `before` of the next page. null on the last page."""
 
 
 # -- virtual queues ----------------------------------------------------------------------------------------------------
 
 
 class NoOptions(Shape):
-    """Nothing to be said."""
+    """No options."""
 
 
 class Partitions(Result, omit_defaults=False):
-    """The partition map: a queue belongs to partition (murmur2(name) & 0x7fffffff) % partitions."""
+    """The partition map. A queue belongs to the partition `(murmur2(name) & 0x7fffffff) % partitions`."""
 
     version: int
     partitions: int
@@ -973,7 +997,7 @@ class Partitions(Result, omit_defaults=False):
 
 
 class QueueOnly(Shape):
-    """A virtual queue. Each thing has two names that mean the same: give one of them, in the body or in the URL."""
+    """A virtual queue. Each field has two names that mean the same: give one of them, in the body or in the URL."""
 
     queue: Name | UnsetType = UNSET
     Queue: Name | UnsetType = UNSET
@@ -995,11 +1019,11 @@ class GetRecords(QueueOnly):
     Consumer: Name | UnsetType | None = UNSET
     """As `consumer`."""
     offset: Sequence | UnsetType | None = UNSET
-    """null, or nothing: from where the consumer is, or from the start."""
+    """Without it: the offset of the consumer, or the beginning."""
     Offset: Sequence | UnsetType | None = UNSET
     """As `offset`."""
     max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] | UnsetType = UNSET
-    """1000, if nothing is given."""
+    """Default: 1000."""
     MaxRecords: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] | UnsetType = UNSET
     """As `max_records`."""
 
@@ -1011,25 +1035,25 @@ class ConsumerAck(QueueAndConsumer):
     Offset: Sequence | UnsetType = UNSET
     """As `offset`."""
     allow_rewind: bool | UnsetType = UNSET
-    """Whether the consumer may go back; false, if nothing is given."""
+    """Whether the consumer may move backwards. Default: false."""
     AllowRewind: bool | UnsetType = UNSET
     """As `allow_rewind`."""
 
 
 class AckedConsumer(Result, omit_defaults=False):
-    """Where the consumer is now."""
+    """The consumer's offset now."""
 
     offset: int
 
 
 class Publish(QueueOnly, kw_only=True):
-    """Messages for a virtual queue, which is created when it is not there."""
+    """Messages for a virtual queue, which is created if it does not exist."""
 
     messages: Annotated[list[NewMessage], Meta(min_length=1)]
 
 
 class Published(Result, omit_defaults=False):
-    """Where the messages are, in the order in which they were given."""
+    """The offsets of the messages, in the order in which they were given."""
 
     offsets: list[int]
 
@@ -1038,7 +1062,7 @@ class Published(Result, omit_defaults=False):
 
 
 class SendBatch(Batch, forbid_unknown_fields=True, kw_only=True):
-    """Messages that are sent together. Lists run beside `bodies`; nil where a message has no such thing."""
+    """Messages that are sent together. Lists are as long as `bodies`, with nil for a message without a value."""
 
     bodies: list[bytes]
     attributes: list[dict[str, Any] | None] | None = None
@@ -1057,7 +1081,7 @@ class SentBatch(Batch):
     count: int
     sequences: list[int] | None = None
     duplicates: list[int] = msgspec.field(default_factory=list)
-    """Indexes of the messages that were known already."""
+    """Indexes of the messages that were duplicates."""
 
 
 class ReceiveBatch(Batch, forbid_unknown_fields=True, kw_only=True):
@@ -1078,7 +1102,7 @@ class ReceivedRun(Batch):
     sent_ms: int
     bodies: list[bytes]
     attempts: int | list[int]
-    """How often they were handed out: one number for all, or one for each."""
+    """How often they were delivered: one number for all, or one for each."""
     attributes: list[dict[str, Any] | None] | None = None
     groups: list[str | None] | None = None
 
@@ -1103,7 +1127,7 @@ class SettleBatch(Batch, forbid_unknown_fields=True, kw_only=True):
 
 
 class ReleaseBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
-    """Work that failed, or was not done."""
+    """Messages to be released."""
 
     error: str = ""
     delay: float | None = None
@@ -1111,7 +1135,7 @@ class ReleaseBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
 
 
 class ExtendBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
-    """Work that goes on."""
+    """Messages whose leases are to be extended."""
 
     lease: float
 

@@ -30,20 +30,20 @@ class TopicsQuery(Shape):
 
 
 class SubscriptionRow(Result, omit_defaults=False):
-    """Who gets a topic's messages."""
+    """A subscription: who gets the messages of a topic."""
 
     id: str
     protocol: str
     endpoint: str
     target: str
-    """The queue that it is delivered to; empty if it is not delivered to a queue."""
+    """The queue that its messages are delivered to. Empty if it is not delivered to a queue."""
     pending: bool
-    """It waits for its confirmation."""
+    """Whether it waits for its confirmation."""
     replaying: bool
     filter: str
-    """Its filter policy; empty: it gets everything."""
+    """Its filter policy. Empty: it gets every message."""
     lag: int | None
-    """Messages that it has not got yet; null: nothing is kept for it."""
+    """How many messages it has not got yet. null: nothing is kept for it."""
     oldest_sent_at: float | None
     delivered: int | None
     failed: int | None
@@ -54,7 +54,7 @@ class TopicRow(Result, omit_defaults=False):
 
     name: str
     queue: str
-    """The queue that it is kept in."""
+    """The queue of the topic."""
     fifo: bool
     published: int
     archived: bool
@@ -66,7 +66,7 @@ class TopicRows(Result, omit_defaults=False):
 
     topics: list[TopicRow]
     next: str | None
-    """Ask again with `after` this name; null at the end."""
+    """The `after` of the next page. null on the last page."""
 
 
 class TopicsOfSns(Resource):
@@ -76,7 +76,7 @@ class TopicsOfSns(Resource):
 
     @operation("GET", "/v1/topics", live_s=3)
     async def list_topics(self, caller: Caller, query: TopicsQuery) -> TopicRows:
-        """List the topics of SNS that the caller may read, with their subscriptions and how far each lags behind."""
+        """List the SNS topics that the caller may read, with their subscriptions and the lag of each."""
         found: list[TopicRow] = []
         many = self.services.settings.sqs.accounts == "many"
         prefix, after = "" if many else TOPIC_PREFIX, query.after
