@@ -145,6 +145,15 @@ def test_a_mask_matches_what_is_written_as_escapes_of_json(serve: Callable[..., 
         assert (second["body"], "masked" in second) == (r'{"k": "\u00e9 \ud83d\ude00"}', False)
 
 
+@pytest.mark.parametrize("operation", ["read", "take"])
+def test_a_page_gets_nothing_in_bulk_that_is_masked(serve: Callable[..., Server], operation: str) -> None:
+    asked = {"queue": "pay", "offset": 0, "end": 1} if operation == "read" else {"queue": "pay", "channel": "main"}
+    with serve("[console]\nmask = ['[0-9]{16}']").client() as http:
+        send(http, "pay", "card 4111111111111111")
+        refused(http.post(f"/v1/bulk/{operation}", json=asked, headers=_PAGE), 403, "masked")
+        assert b"4111111111111111" in http.post(f"/v1/bulk/{operation}", json=asked).content
+
+
 # -- the audit log --
 
 
