@@ -154,6 +154,19 @@ def test_a_page_gets_nothing_in_bulk_that_is_masked(serve: Callable[..., Server]
         assert b"4111111111111111" in http.post(f"/v1/bulk/{operation}", json=asked).content
 
 
+def test_a_page_over_plain_http_is_known_by_where_it_comes_from(serve: Callable[..., Server]) -> None:
+    """Browsers send neither `Sec-Fetch-Site` nor, with a GET, `Origin` to another machine without TLS."""
+    server = serve("[console]\nmask = ['[0-9]{16}']")
+    with server.client() as http:
+        send(http, "pay", "card 4111111111111111")
+        assert http.get("/").headers["referrer-policy"] == "same-origin"
+        for path in ("/", "/v1/docs"):
+            page = {"referer": f"{server.url}{path}"}
+            refused(http.get("/v1/queues/pay/records", headers=page), 403, "masked")
+        other = {"referer": "http://elsewhere.example/"}
+        assert done(http.get("/v1/queues/pay/records", headers=other))["records"][0]["body"] == "card 4111111111111111"
+
+
 # -- the audit log --
 
 

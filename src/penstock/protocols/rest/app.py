@@ -378,7 +378,7 @@ class RestApp:
             ("content-type", file.content_type),
             ("cache-control", "public, max-age=31536000, immutable" if file.is_hashed else "no-cache"),
             ("content-security-policy", CONSOLE_POLICY),
-            ("referrer-policy", "no-referrer"),
+            ("referrer-policy", "same-origin"),
             ("x-content-type-options", "nosniff"),
         )
         return 200, headers, file.content
@@ -465,7 +465,12 @@ def _plain(status: int, text: str, *headers: tuple[str, str]) -> Answer:
 
 
 def _html(page: bytes, policy: str) -> Answer:
-    headers = (("content-type", _HTML), ("content-security-policy", policy), ("x-content-type-options", "nosniff"))
+    headers = (
+        ("content-type", _HTML),
+        ("content-security-policy", policy),
+        ("referrer-policy", "same-origin"),
+        ("x-content-type-options", "nosniff"),
+    )
     return 200, headers, page
 
 
