@@ -522,6 +522,19 @@ def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: s
     assert found["next"] is not None
 
 
+def test_a_path_with_many_steps_costs_no_more_than_the_body_is_long(http: httpx.Client, name: str) -> None:
+    body = "[" * 99 + ",".join(["0"] * 200_000) + "]" * 99
+    send(http, name, body, json.dumps([0] * 200_000, separators=(",", ":")))
+
+    def seconds(path: str, after: int) -> float:
+        began_s = time.perf_counter()
+        done(http.get(f"/v1/queues/{name}/search", params={"path": path, "value": "1", "after": after}))
+        return time.perf_counter() - began_s
+
+    deep, flat = (min(seconds(path, after) for _ in range(3)) for path, after in (("$" + "[*]" * 99, -1), ("$[*]", 0)))
+    assert deep < 5 * flat, (deep, flat)
+
+
 def test_leases_without_a_session_are_listed_of_all_queues_that_the_caller_may_read(
     serve: Callable[..., Server],
 ) -> None:
