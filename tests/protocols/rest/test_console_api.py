@@ -490,6 +490,29 @@ def test_who_has_no_right_on_a_queue_is_not_told_its_name(serve: Callable[..., S
         assert [each.status_code for each in answers[:6]] == [403, 404, 404, 403, 403, 403]
 
 
+def test_who_only_sends_is_not_told_by_redrives_why_messages_failed(serve: Callable[..., Server]) -> None:
+    sender = """
+[[credentials]]
+name = "sender"
+access_key = "AK4"
+token = "token-of-a-sender"
+[[credentials.allow]]
+queues = ["mail*"]
+rights = ["write"]
+"""
+    server = serve(_CREDENTIALS + sender)
+    sender_headers = {"authorization": "Bearer token-of-a-sender"}
+    with server.client(headers=_BOSS) as boss, server.client(headers=sender_headers) as other:
+        done(boss.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}}), 201)
+        send(boss, "mail", "x")
+        (got,) = receive(boss, "mail")
+        done(boss.post("/v1/queues/mail/release", json={"receipt": got["receipt"], "error": "no such address: ann"}))
+        done(boss.post("/v1/redrives", json={"queue": "mail.dead", "group": "no such address: ann"}), 201)
+        (task,) = done(boss.get("/v1/redrives"))["redrives"]
+        refused(other.get(f"/v1/redrives/{task['task']}"), 403, "access_denied")
+        assert done(other.get("/v1/redrives"))["redrives"] == []
+
+
 def test_a_mask_hides_attributes_of_bytes_as_well(serve: Callable[..., Server]) -> None:
     with serve("[console]\nmask = ['[0-9]{16}']").client() as http:
         card = {"value": base64.b64encode(b"4111111111111111").decode(), "encoding": "base64"}

@@ -492,9 +492,10 @@ class Redrives(Resource):
 
     @operation("GET", "/v1/redrives", live_s=1)
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
-        """List redrives, newest first: those of queues that the caller has a right on."""
+        """List redrives, newest first: those of queues that the caller may read or administer."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))
-        return RedriveList(redrives=[self._described(task) for task in tasks if caller.principal.may_see(task.queue)])
+        mine = [task for task in tasks if caller.principal.may(task.queue, Browse, StartRedrive)]
+        return RedriveList(redrives=[self._described(task) for task in mine])
 
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
