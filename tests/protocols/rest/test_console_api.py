@@ -369,6 +369,26 @@ def test_who_makes_many_changes_pushes_out_no_lines_of_others(tmp_path: Path) ->
     assert [entry.at for entry in found] == sorted((entry.at for entry in found), reverse=True)
 
 
+def test_an_end_while_the_log_is_put_aside_leaves_no_line_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(path: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    audit.note("ann", "::1", "delete_queue", "once")
+    with monkeypatch.context() as ending, pytest.raises(KeyboardInterrupt):
+        ending.setattr(Path, "unlink", end)
+        for number in range(2_000):
+            audit.note("ben", "::1", "purge_queue", f"q{number}")
+    again = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    again.note("ann", "::1", "delete_queue", "afterwards")
+    found = [entry.queue for entry in again.entries(limit=10_000)]
+    assert found[0] == "afterwards"
+    assert found.count("once") == 1
+    assert len(found) == len(set(found)) > 100
+
+
 def test_the_audit_log_goes_on_when_there_is_no_space_to_sort_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
