@@ -75,6 +75,19 @@ def test_the_page_is_served_with_a_strict_policy_and_can_be_left_out(serve: Call
         assert [client.get(path).status_code for path in console_files()] == [404] * len(console_files())
 
 
+def test_a_report_of_very_many_queries_does_not_hold_up_the_page(browser: Browser, server: Server) -> None:
+    reasons = {f"reason {number}": 1 for number in range(1_000)}
+    reports = [{"queries": [{}] * 20_000}, {"queries": [{"query": "clean", "rejects": reasons}]}]
+    with server.client() as client:
+        for number, report in enumerate(reports):
+            message = {"body": json.dumps(report), "group": f"pipeline-{number}"}
+            assert client.post("/v1/queues/penstock.pipelines/messages", json=message).status_code == 201
+    with browser.open(f"{server.url}/#/spark") as page:
+        shows(page, "reason 49: 1")
+        assert page.value("document.querySelectorAll('.runs tbody tr').length") == 101
+        assert "reason 50: 1" not in page.value("document.body.innerText")
+
+
 # -- who may what ------------------------------------------------------------------------------------------------------
 
 HOSTILE = (
