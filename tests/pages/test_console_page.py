@@ -226,6 +226,33 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         assert offers(page, "Purge…")
 
 
+def test_who_signs_in_after_somebody_else_sees_nothing_of_what_that_one_saw(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve(
+        "[[credentials]]\naccess_key = 'A'\ntoken = 'all'\n"
+        "[[credentials]]\naccess_key = 'R'\ntoken = 'reader'\n"
+        "[[credentials.allow]]\nqueues = 'orders'\nrights = ['read']"
+    )
+    with server.client(headers={"authorization": "Bearer all"}) as client:
+        client.post("/v1/queues/orders/messages", json={"body": "x"})
+        client.post("/v1/queues/secret/messages", json=[{"body": "x"}] * 4711)
+    with browser.open(server.url) as page:
+        press(page, "Token")
+        write(page, "input[type=password]", "all")
+        press(page, "Sign in")
+        page.until("document.querySelector('.tiles')?.innerText.length > 0")
+        shows(page, "4,712")
+        press(page, "Sign out")
+        nothing_live = "fetch = (at, how) => at.startsWith('/v1/live') ? new Promise(() => {}) : asked(at, how)"
+        page.value(f"{{ const asked = fetch; {nothing_live} }}")
+        press(page, "Token")
+        write(page, "input[type=password]", "reader")
+        press(page, "Sign in")
+        page.until("document.querySelectorAll('.queues tbody tr').length === 1")
+        assert "4,712" not in page.value("document.body.innerText")
+
+
 def test_a_read_only_console_offers_no_change_and_masked_bodies_say_so(
     browser: Browser, serve: Callable[..., Server]
 ) -> None:
