@@ -7,6 +7,7 @@ import csv
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from websockets.sync.client import connect
 
 import penstock
 from penstock.core.commands import EndSession
+from penstock.protocols.rest.masks import masks_of
 from penstock.server.audit import Audit
 from penstock.server.settings import AuditSettings, InvalidSettings, parse
 from tests.protocols.rest.asking import done, receive, refused, send
@@ -165,6 +167,59 @@ def test_a_page_over_plain_http_is_known_by_where_it_comes_from(serve: Callable[
             refused(http.get("/v1/queues/pay/records", headers=page), 403, "masked")
         other = {"referer": "http://elsewhere.example/"}
         assert done(http.get("/v1/queues/pay/records", headers=other))["records"][0]["body"] == "card 4111111111111111"
+
+
+_ADDRESSES = "[console]\nmask = ['[a-z.]+@[a-z.]+[.][a-z]+', '(a+)+b']"
+
+
+def test_a_text_made_to_keep_a_mask_busy_is_hidden_and_keeps_nobody_waiting(serve: Callable[..., Server]) -> None:
+    with serve(_ADDRESSES).client() as http, ThreadPoolExecutor() as pool:
+        send(http, "pay", "from ann@x.org", "c" * 300_000, "a" * 40, "to ben@x.org", attributes={"of": "eve@x.org"})
+        looking = pool.submit(http.get, "/v1/queues/pay/messages")
+        waits_s = []
+        while not looking.done():
+            began_s = time.perf_counter()
+            assert http.get("/healthz").status_code == 200
+            waits_s.append(time.perf_counter() - began_s)
+        found = done(looking.result())["messages"]
+        assert [each["body"] for each in found] == ["from •••", "•••", "•••", "to •••"]
+        assert all(each["masked"] and each["attributes"] == {"of": "•••"} for each in found)
+        assert len(waits_s) > 10
+        assert max(waits_s) < 2
+        began_s = time.perf_counter()
+        assert _texts(done(http.get("/v1/queues/pay/messages"))) == ["from •••", "•••", "•••", "to •••"]
+        assert time.perf_counter() - began_s < 0.25, "what took too long is not tried again"
+
+
+def test_errors_made_to_keep_a_mask_busy_are_grouped_as_well(serve: Callable[..., Server]) -> None:
+    with serve(_ADDRESSES).client() as http:
+        done(http.post("/v1/queues", json={"name": "pay", "settings": {"max_receives": 1}}), 201)
+        send(http, "pay", *["x"] * 12)
+        for number, message in enumerate(receive(http, "pay", max=12)):
+            error = "a" * (40 + number) if number < 10 else "refused by ann@x.org"
+            done(http.post("/v1/queues/pay/release", json={"receipt": message["receipt"], "error": error}))
+        groups = {
+            each["group"]: each["count"] for each in done(http.get("/v1/queues/pay/dead-letters/groups"))["groups"]
+        }
+        assert sum(groups.values()) == 12
+        assert set(groups) == {"•••", "refused by •••"} or set(groups) == {"•••"}
+        assert not any("aaaa" in group or "ann" in group for group in groups)
+
+
+def test_masks_go_on_when_their_process_is_ended_by_somebody(serve: Callable[..., Server]) -> None:
+    server = serve(_ADDRESSES)
+    with server.client() as http:
+        for number in range(3):
+            send(http, "pay", f"from ann@x.org {number}")
+            assert _texts(done(http.get("/v1/queues/pay/messages"))) == [
+                f"from ••• {each}" for each in range(number + 1)
+            ]
+            process = masks_of(server.node.services)._process
+            assert process is not None
+            process.kill()
+            process.wait()
+    server.stop()
+    assert masks_of(server.node.services)._process is None
 
 
 # -- the audit log --

@@ -178,7 +178,8 @@ class SingleMessages(Resource):
                         break
         if life is None:
             raise MessageNotFound(gone(message, name, sequence))
-        return masks_of(self.services).hide(life_of(self.broker, life))
+        (shown,) = await masks_of(self.services).hide([life_of(self.broker, life)])
+        return shown
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
@@ -195,7 +196,8 @@ class SingleMessages(Resource):
                 life = await self._life(queue, again[message]) or life
         if life is None:
             raise MessageNotFound(absent(message, queue))
-        return masks_of(self.services).hide(life_of(self.broker, life))
+        (shown,) = await masks_of(self.services).hide([life_of(self.broker, life)])
+        return shown
 
     @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
     async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:

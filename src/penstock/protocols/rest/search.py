@@ -124,8 +124,8 @@ class Searching(Resource):
         else:
             found, looked_at, following = await self._search(queue, query)
         await self.shard.know(queue)
-        queue_id, masks = self.queue(queue).id, masks_of(self.services)
-        messages = [masks.hide(seen_message(self.broker, queue_id, one)) for one in found]
+        queue_id = self.queue(queue).id
+        messages = await masks_of(self.services).hide([seen_message(self.broker, queue_id, one) for one in found])
         if caller.wanted == CSV:
             headers = () if following is None else (("penstock-next", str(following)),)
             return Reply(f"{CSV}; charset=utf-8", [csv_of(messages)], headers)
