@@ -193,9 +193,12 @@ class Stream {
     clearTimeout(this.restarting);
     this.restarting = setTimeout(() => this.restart(), RESTART_MS);
   }
+  /** Nobody is signed in: who comes next may see less. */
   end(): void {
     this.wanted = false;
     this.stop.abort();
+    this.now = undefined;
+    this.samples.clear();
   }
   restart(): void {
     this.stop.abort();

@@ -144,6 +144,9 @@ export function Spark() {
 
 const REPORTS = "penstock.pipelines";
 const REPORTS_MAX = 500;
+/** Of one run, and of one of its queries: whoever may write to the queue could have the page draw for minutes. */
+const QUERIES_MAX = 100;
+const REASONS_MAX = 50;
 const SILENT_S = 60;
 const LOOK_AT_CLOCK_MS = 5_000;
 
@@ -160,7 +163,7 @@ function reportOf(body: string, pipeline: string, at: number): Report | null {
   const count = (value: unknown) => (typeof value === "number" ? value : null);
   try {
     const told = JSON.parse(body);
-    const queries = told.queries.map((each: Record<string, unknown>) => ({
+    const queries = told.queries.slice(0, QUERIES_MAX).map((each: Record<string, unknown>) => ({
       name: text(each.query),
       state: text(each.state),
       batches: count(each.batches),
@@ -168,7 +171,7 @@ function reportOf(body: string, pipeline: string, at: number): Report | null {
       perSecond: count(each.rows_per_s),
       lag: count(each.lag),
       error: text(each.error),
-      rejects: Object.entries(each.rejects ?? {}).map(([reason, rows]) => [reason, count(rows) ?? 0]),
+      rejects: Object.entries(each.rejects ?? {}).slice(0, REASONS_MAX).map(([reason, rows]) => [reason, count(rows) ?? 0]),
     }));
     return { at, pipeline, state: text(told.state), queries };
   } catch {

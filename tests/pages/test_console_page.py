@@ -75,6 +75,19 @@ def test_the_page_is_served_with_a_strict_policy_and_can_be_left_out(serve: Call
         assert [client.get(path).status_code for path in console_files()] == [404] * len(console_files())
 
 
+def test_a_report_of_very_many_queries_does_not_hold_up_the_page(browser: Browser, server: Server) -> None:
+    reasons = {f"reason {number}": 1 for number in range(1_000)}
+    reports = [{"queries": [{}] * 20_000}, {"queries": [{"query": "clean", "rejects": reasons}]}]
+    with server.client() as client:
+        for number, report in enumerate(reports):
+            message = {"body": json.dumps(report), "group": f"pipeline-{number}"}
+            assert client.post("/v1/queues/penstock.pipelines/messages", json=message).status_code == 201
+    with browser.open(f"{server.url}/#/spark") as page:
+        shows(page, "reason 49: 1")
+        assert page.value("document.querySelectorAll('.runs tbody tr').length") == 101
+        assert "reason 50: 1" not in page.value("document.body.innerText")
+
+
 # -- who may what ------------------------------------------------------------------------------------------------------
 
 HOSTILE = (
@@ -211,6 +224,33 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         page.value("location.hash = '#/queues/orders'")
         page.until("!!document.querySelector('table')")
         assert offers(page, "Purge…")
+
+
+def test_who_signs_in_after_somebody_else_sees_nothing_of_what_that_one_saw(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve(
+        "[[credentials]]\naccess_key = 'A'\ntoken = 'all'\n"
+        "[[credentials]]\naccess_key = 'R'\ntoken = 'reader'\n"
+        "[[credentials.allow]]\nqueues = 'orders'\nrights = ['read']"
+    )
+    with server.client(headers={"authorization": "Bearer all"}) as client:
+        client.post("/v1/queues/orders/messages", json={"body": "x"})
+        client.post("/v1/queues/secret/messages", json=[{"body": "x"}] * 4711)
+    with browser.open(server.url) as page:
+        press(page, "Token")
+        write(page, "input[type=password]", "all")
+        press(page, "Sign in")
+        page.until("document.querySelector('.tiles')?.innerText.length > 0")
+        shows(page, "4,712")
+        press(page, "Sign out")
+        nothing_live = "fetch = (at, how) => at.startsWith('/v1/live') ? new Promise(() => {}) : asked(at, how)"
+        page.value(f"{{ const asked = fetch; {nothing_live} }}")
+        press(page, "Token")
+        write(page, "input[type=password]", "reader")
+        press(page, "Sign in")
+        page.until("document.querySelectorAll('.queues tbody tr').length === 1")
+        assert "4,712" not in page.value("document.body.innerText")
 
 
 def test_a_read_only_console_offers_no_change_and_masked_bodies_say_so(

@@ -68,6 +68,24 @@ def test_the_file_stays_within_its_size_and_older_rounds_do_not_show(tmp_path: P
     file.close()
 
 
+def test_a_chart_of_one_queue_reads_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = HistoryFile(tmp_path / "history", 501)
+    assert file.may_write()
+    file.name_series(500, "orders")
+    file.write(2, AT_S, {500: _values(4)})
+    pread, sizes = os.pread, []
+
+    def counted(descriptor: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    _, values = file.read("orders", RINGS[2], AT_S)
+    assert float(values[-1, 0]) == 4
+    assert sum(sizes) < 200_000, "all rings of all series have 145 million bytes"
+    file.close()
+
+
 def test_a_point_with_a_wrong_checksum_counts_as_none(tmp_path: Path) -> None:
     _written(tmp_path / "history")
     data = bytearray((tmp_path / "history").read_bytes())

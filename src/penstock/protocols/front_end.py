@@ -170,13 +170,17 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
 def is_own_page(headers: Mapping[str, str]) -> bool:
     """Whether a page of this very server calls: the console, or that of the API's documentation. Browsers say so.
 
+    To another machine without TLS they send no `Sec-Fetch-Site`, and `Origin` only with what is no GET: `Referer` then.
+
     >>> is_own_page({"sec-fetch-site": "same-origin"}), is_own_page({"user-agent": "curl"})
+    (True, False)
+    >>> is_own_page({"host": "a:9325", "referer": "http://a:9325/"}), is_own_page({"referer": "http://b/", "host": "a"})
     (True, False)
     """
     if headers.get("sec-fetch-site") == "same-origin":
         return True
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] == headers.get("host", "")
+    came_from = (headers.get("origin", ""), headers.get("referer", ""))
+    return any(each and each.partition("://")[2].partition("/")[0] == headers.get("host", "") for each in came_from)
 
 
 class RequestObserver:

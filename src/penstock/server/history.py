@@ -227,11 +227,10 @@ class HistoryFile:
         if name not in self.names:
             return times, values
         number, mark = self.names.index(name), _mark(name)
-        start = self._slot_at(RINGS.index(ring), 0)
-        stored = np.zeros((ring.slots, self.series), _POINT)
-        data = os.pread(self._file, stored.nbytes, start)
-        stored = np.frombuffer(data.ljust(stored.nbytes, b"\0"), _POINT).reshape(ring.slots, self.series)
-        column = np.ascontiguousarray(stored[times // ring.step_s % ring.slots, number])
+        size = _POINT.itemsize  # all series of a ring are up to 77 MB, and one is asked for
+        first, width = self._slot_at(RINGS.index(ring), 0) + number * size, self.series * size
+        places = (first + times // ring.step_s % ring.slots * width).tolist()
+        column = np.frombuffer(b"".join(os.pread(self._file, size, at).ljust(size, b"\0") for at in places), _POINT)
         for index in np.flatnonzero((column["at"] == times) & (column["name"] == mark)).tolist():
             if zlib.crc32(column[index].tobytes()[:_SEALED_BYTES]) == column["crc"][index]:
                 values[index] = column["values"][index]
@@ -441,9 +440,8 @@ class History:
         ring = next((each for each in RINGS if each.step_s * each.slots >= seconds), RINGS[-1])
         times, values = self._opened().read(queue, ring, int(now_s), seconds)
         columns: dict[str, list[float | None]] = {}
-        for index, name in enumerate(COLUMNS):
-            column = values[:, index]
-            columns[name] = [None if np.isnan(each) else round(float(each), 4) for each in column]
+        for name, column in zip(COLUMNS, np.round(values.astype(np.float64), 4).T.tolist(), strict=True):
+            columns[name] = [None if each != each else each for each in column]  # NaN is not itself
         return ring.step_s, times.tolist(), columns
 
 

@@ -7,6 +7,7 @@ import csv
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from websockets.sync.client import connect
 
 import penstock
 from penstock.core.commands import EndSession
+from penstock.protocols.rest.masks import masks_of
 from penstock.server.audit import Audit
 from penstock.server.settings import AuditSettings, InvalidSettings, parse
 from tests.protocols.rest.asking import done, receive, refused, send
@@ -143,6 +145,81 @@ def test_a_mask_matches_what_is_written_as_escapes_of_json(serve: Callable[..., 
         first, second = done(http.get("/v1/queues/pay/messages"))["messages"]
         assert (first["body"], first["masked"]) == (r'{"k": "•••", "x": "a\nb"}', True)
         assert (second["body"], "masked" in second) == (r'{"k": "\u00e9 \ud83d\ude00"}', False)
+
+
+@pytest.mark.parametrize("operation", ["read", "take"])
+def test_a_page_gets_nothing_in_bulk_that_is_masked(serve: Callable[..., Server], operation: str) -> None:
+    asked = {"queue": "pay", "offset": 0, "end": 1} if operation == "read" else {"queue": "pay", "channel": "main"}
+    with serve("[console]\nmask = ['[0-9]{16}']").client() as http:
+        send(http, "pay", "card 4111111111111111")
+        refused(http.post(f"/v1/bulk/{operation}", json=asked, headers=_PAGE), 403, "masked")
+        assert b"4111111111111111" in http.post(f"/v1/bulk/{operation}", json=asked).content
+
+
+def test_a_page_over_plain_http_is_known_by_where_it_comes_from(serve: Callable[..., Server]) -> None:
+    """Browsers send neither `Sec-Fetch-Site` nor, with a GET, `Origin` to another machine without TLS."""
+    server = serve("[console]\nmask = ['[0-9]{16}']")
+    with server.client() as http:
+        send(http, "pay", "card 4111111111111111")
+        assert http.get("/").headers["referrer-policy"] == "same-origin"
+        for path in ("/", "/v1/docs"):
+            page = {"referer": f"{server.url}{path}"}
+            refused(http.get("/v1/queues/pay/records", headers=page), 403, "masked")
+        other = {"referer": "http://elsewhere.example/"}
+        assert done(http.get("/v1/queues/pay/records", headers=other))["records"][0]["body"] == "card 4111111111111111"
+
+
+_ADDRESSES = "[console]\nmask = ['[a-z.]+@[a-z.]+[.][a-z]+', '(a+)+b']"
+
+
+def test_a_text_made_to_keep_a_mask_busy_is_hidden_and_keeps_nobody_waiting(serve: Callable[..., Server]) -> None:
+    with serve(_ADDRESSES).client() as http, ThreadPoolExecutor() as pool:
+        send(http, "pay", "from ann@x.org", "c" * 300_000, "a" * 40, "to ben@x.org", attributes={"of": "eve@x.org"})
+        looking = pool.submit(http.get, "/v1/queues/pay/messages")
+        waits_s = []
+        while not looking.done():
+            began_s = time.perf_counter()
+            assert http.get("/healthz").status_code == 200
+            waits_s.append(time.perf_counter() - began_s)
+        found = done(looking.result())["messages"]
+        assert [each["body"] for each in found] == ["from •••", "•••", "•••", "to •••"]
+        assert all(each["masked"] and each["attributes"] == {"of": "•••"} for each in found)
+        assert len(waits_s) > 10
+        assert max(waits_s) < 2
+        began_s = time.perf_counter()
+        assert _texts(done(http.get("/v1/queues/pay/messages"))) == ["from •••", "•••", "•••", "to •••"]
+        assert time.perf_counter() - began_s < 0.25, "what took too long is not tried again"
+
+
+def test_errors_made_to_keep_a_mask_busy_are_grouped_as_well(serve: Callable[..., Server]) -> None:
+    with serve(_ADDRESSES).client() as http:
+        done(http.post("/v1/queues", json={"name": "pay", "settings": {"max_receives": 1}}), 201)
+        send(http, "pay", *["x"] * 12)
+        for number, message in enumerate(receive(http, "pay", max=12)):
+            error = "a" * (40 + number) if number < 10 else "refused by ann@x.org"
+            done(http.post("/v1/queues/pay/release", json={"receipt": message["receipt"], "error": error}))
+        groups = {
+            each["group"]: each["count"] for each in done(http.get("/v1/queues/pay/dead-letters/groups"))["groups"]
+        }
+        assert sum(groups.values()) == 12
+        assert set(groups) == {"•••", "refused by •••"} or set(groups) == {"•••"}
+        assert not any("aaaa" in group or "ann" in group for group in groups)
+
+
+def test_masks_go_on_when_their_process_is_ended_by_somebody(serve: Callable[..., Server]) -> None:
+    server = serve(_ADDRESSES)
+    with server.client() as http:
+        for number in range(3):
+            send(http, "pay", f"from ann@x.org {number}")
+            assert _texts(done(http.get("/v1/queues/pay/messages"))) == [
+                f"from ••• {each}" for each in range(number + 1)
+            ]
+            process = masks_of(server.node.services)._process
+            assert process is not None
+            process.kill()
+            process.wait()
+    server.stop()
+    assert masks_of(server.node.services)._process is None
 
 
 # -- the audit log --
@@ -347,6 +424,26 @@ def test_who_makes_many_changes_pushes_out_no_lines_of_others(tmp_path: Path) ->
     assert [entry.at for entry in found] == sorted((entry.at for entry in found), reverse=True)
 
 
+def test_an_end_while_the_log_is_put_aside_leaves_no_line_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(path: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    audit = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    audit.note("ann", "::1", "delete_queue", "once")
+    with monkeypatch.context() as ending, pytest.raises(KeyboardInterrupt):
+        ending.setattr(Path, "unlink", end)
+        for number in range(2_000):
+            audit.note("ben", "::1", "purge_queue", f"q{number}")
+    again = Audit(AuditSettings(bytes_max=64 * 1024), str(tmp_path))
+    again.note("ann", "::1", "delete_queue", "afterwards")
+    found = [entry.queue for entry in again.entries(limit=10_000)]
+    assert found[0] == "afterwards"
+    assert found.count("once") == 1
+    assert len(found) == len(set(found)) > 100
+
+
 def test_the_audit_log_goes_on_when_there_is_no_space_to_sort_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +565,29 @@ def test_who_has_no_right_on_a_queue_is_not_told_its_name(serve: Callable[..., S
         assert [each.status_code for each in answers[:6]] == [403, 404, 404, 403, 403, 403]
 
 
+def test_who_only_sends_is_not_told_by_redrives_why_messages_failed(serve: Callable[..., Server]) -> None:
+    sender = """
+[[credentials]]
+name = "sender"
+access_key = "AK4"
+token = "token-of-a-sender"
+[[credentials.allow]]
+queues = ["mail*"]
+rights = ["write"]
+"""
+    server = serve(_CREDENTIALS + sender)
+    sender_headers = {"authorization": "Bearer token-of-a-sender"}
+    with server.client(headers=_BOSS) as boss, server.client(headers=sender_headers) as other:
+        done(boss.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}}), 201)
+        send(boss, "mail", "x")
+        (got,) = receive(boss, "mail")
+        done(boss.post("/v1/queues/mail/release", json={"receipt": got["receipt"], "error": "no such address: ann"}))
+        done(boss.post("/v1/redrives", json={"queue": "mail.dead", "group": "no such address: ann"}), 201)
+        (task,) = done(boss.get("/v1/redrives"))["redrives"]
+        refused(other.get(f"/v1/redrives/{task['task']}"), 403, "access_denied")
+        assert done(other.get("/v1/redrives"))["redrives"] == []
+
+
 def test_a_mask_hides_attributes_of_bytes_as_well(serve: Callable[..., Server]) -> None:
     with serve("[console]\nmask = ['[0-9]{16}']").client() as http:
         card = {"value": base64.b64encode(b"4111111111111111").decode(), "encoding": "base64"}
@@ -498,6 +618,19 @@ def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: s
     found = done(http.get(f"/v1/queues/{name}/search", params={"path": "$[*]", "value": "2"}))
     assert found["looked_at"] < 80
     assert found["next"] is not None
+
+
+def test_a_path_with_many_steps_costs_no_more_than_the_body_is_long(http: httpx.Client, name: str) -> None:
+    body = "[" * 99 + ",".join(["0"] * 200_000) + "]" * 99
+    send(http, name, body, json.dumps([0] * 200_000, separators=(",", ":")))
+
+    def seconds(path: str, after: int) -> float:
+        began_s = time.perf_counter()
+        done(http.get(f"/v1/queues/{name}/search", params={"path": path, "value": "1", "after": after}))
+        return time.perf_counter() - began_s
+
+    deep, flat = (min(seconds(path, after) for _ in range(3)) for path, after in (("$" + "[*]" * 99, -1), ("$[*]", 0)))
+    assert deep < 5 * flat, (deep, flat)
 
 
 def test_leases_without_a_session_are_listed_of_all_queues_that_the_caller_may_read(

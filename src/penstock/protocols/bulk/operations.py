@@ -345,7 +345,7 @@ class Bulk(Resource):
         rest = [find(partition << PARTITION_SHIFT) for partition in range(1, first.partitions)]
         return [first, *await asyncio.gather(*rest)]
 
-    @operation("POST", "/v1/bulk/read", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX)
+    @operation("POST", "/v1/bulk/read", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX, reveals=True)
     async def read(self, caller: Caller, body: ReadRequest) -> Reply:
         """Messages by offset, as an Arrow stream. Nothing is leased, and nothing changes."""
         caller.need(body.queue, ReadRecords)
@@ -398,7 +398,7 @@ class Bulk(Resource):
             acked[queue] = sum(await asyncio.gather(*map(self.shard.call, commands)))
         return AckReply(acked)
 
-    @operation("POST", "/v1/bulk/take", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX)
+    @operation("POST", "/v1/bulk/take", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX, reveals=True)
     async def take(self, caller: Caller, body: TakeRequest) -> Reply:
         """Lease messages; they come as an Arrow stream, and their spans as its metadata.
 

@@ -37,6 +37,7 @@ from penstock.protocols.rest.endpoint import (
 )
 from penstock.protocols.rest.intervening import SingleMessages
 from penstock.protocols.rest.lookup import Lookups
+from penstock.protocols.rest.masks import Masks, masks_of
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.overview import Live, Overviews, history_of
@@ -378,7 +379,7 @@ class RestApp:
             ("content-type", file.content_type),
             ("cache-control", "public, max-age=31536000, immutable" if file.is_hashed else "no-cache"),
             ("content-security-policy", CONSOLE_POLICY),
-            ("referrer-policy", "no-referrer"),
+            ("referrer-policy", "same-origin"),
             ("x-content-type-options", "nosniff"),
         )
         return 200, headers, file.content
@@ -465,7 +466,12 @@ def _plain(status: int, text: str, *headers: tuple[str, str]) -> Answer:
 
 
 def _html(page: bytes, policy: str) -> Answer:
-    headers = (("content-type", _HTML), ("content-security-policy", policy), ("x-content-type-options", "nosniff"))
+    headers = (
+        ("content-type", _HTML),
+        ("content-security-policy", policy),
+        ("referrer-policy", "same-origin"),
+        ("x-content-type-options", "nosniff"),
+    )
     return 200, headers, page
 
 
@@ -488,6 +494,7 @@ class RestFrontEnd(HttpFrontEnd):
         self._version = version
         self._app: RestApp | None = None
         self._history: History | None = None
+        self._masks: Masks | None = None
 
     def _make(self, services: Services) -> Handler:
         self._app = RestApp(services, self._version, self.observer(services))
@@ -505,6 +512,7 @@ class RestFrontEnd(HttpFrontEnd):
         """A node that is alone owns everything."""
         if services.partition_maps is None:
             services.partition_maps = OneNode(address.url)
+        self._masks = masks_of(services)
         self._history = history_of(services)
         self._history.start()
 
@@ -537,7 +545,10 @@ class RestFrontEnd(HttpFrontEnd):
         """Besides: no more points of the history are taken, which would ask the store."""
         if self._history is not None:
             await self._history.stop()
-        return await super().settled(grace_s)
+        is_settled = await super().settled(grace_s)
+        if self._masks is not None:
+            await self._masks.close()
+        return is_settled
 
     def stop_accepting(self) -> None:
         """Health goes on being told until the store is closed: see `drain`."""

@@ -6,7 +6,8 @@ a redrive brought it back, it is found by looking, as far as `LOOKED_AT_MAX` mes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
@@ -45,6 +46,7 @@ from penstock.protocols.rest.shapes import (
 
 _LOOKED_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 4 * 1024 * 1024
+_CHANGED_AT_A_TIME = 500
 LOOKED_AT_MAX = 100_000
 """Messages that one request looks at to find ids."""
 
@@ -176,7 +178,8 @@ class SingleMessages(Resource):
                         break
         if life is None:
             raise MessageNotFound(gone(message, name, sequence))
-        return masks_of(self.services).hide(life_of(self.broker, life))
+        (shown,) = await masks_of(self.services).hide([life_of(self.broker, life)])
+        return shown
 
     @operation("GET", "/v1/queues/{queue}/messages/{message}", live_s=1)
     async def describe_message(self, caller: Caller, queue: str, message: str) -> MessageLife:
@@ -193,7 +196,8 @@ class SingleMessages(Resource):
                 life = await self._life(queue, again[message]) or life
         if life is None:
             raise MessageNotFound(absent(message, queue))
-        return masks_of(self.services).hide(life_of(self.broker, life))
+        (shown,) = await masks_of(self.services).hide([life_of(self.broker, life)])
+        return shown
 
     @operation("DELETE", "/v1/queues/{queue}/messages/{message}", is_change=True)
     async def delete_message(self, caller: Caller, queue: str, message: str) -> ChangedMessages:
@@ -252,20 +256,33 @@ class SingleMessages(Resource):
     ) -> ChangedMessages:
         """Change messages. What is done under the number in its id is looked for: a redrive may have brought it."""
         missing: list[str | int] = [text for text in ids if text not in places]
-        if not command.sequences:
-            return ChangedMessages(changed=0, missing=missing)
-        changed: Changed = await self.shard.call(caller.named(command))
-        count, done = changed.count, set(changed.missing)
+        numbers = itertools.count()
+        count, done = await self._change(caller, command, command.sequences, numbers)
         again: dict[str, int] = {}
         if texts := [text for text, sequence in places.items() if sequence in done]:
             again = await came_back(self, command.queue, texts, command.channel or MAIN)
         if again:
             done.difference_update(places[text] for text in again)
-            command = msgspec.structs.replace(command, sequences=sorted(again.values()))
-            changed = await self.shard.call(caller.named(command))
+            more, still_done = await self._change(caller, command, sorted(again.values()), numbers)
+            count += more
+            done |= still_done
+        return ChangedMessages(changed=count, missing=[*missing, *sorted(done)])
+
+    async def _change(
+        self,
+        caller: Caller,
+        command: DeleteMessages | RescheduleMessages,
+        sequences: list[int],
+        numbers: Iterator[int],
+    ) -> tuple[int, set[int]]:
+        """Change messages, so many at a time that others get their turn: how many there were, and which were done."""
+        count, done = 0, set[int]()
+        for start in range(0, len(sequences), _CHANGED_AT_A_TIME):
+            part = msgspec.structs.replace(command, sequences=sequences[start : start + _CHANGED_AT_A_TIME])
+            changed: Changed = await self.shard.call(caller.named(part, next(numbers)))
             count += changed.count
             done.update(changed.missing)
-        return ChangedMessages(changed=count, missing=[*missing, *sorted(done)])
+        return count, done
 
     async def _sequences(self, queue: str, named: NamedMessagesIn | NamedMessages) -> tuple[list[int], dict[str, int]]:
         """The sequence numbers of messages, and of which id each is, if ids are given."""

@@ -98,8 +98,8 @@ class Lookups(Resource):
                 try:
                     host = peer.address.rpartition(":")[0].strip("[]")
                     known = await asyncio.wait_for(_nodes_of(host, peer.info.http_port), _PATIENCE_S)
-                except (OSError, TimeoutError, ValueError, msgspec.DecodeError):
-                    continue
+                except (OSError, TimeoutError, ValueError, OverflowError, RecursionError, msgspec.DecodeError):
+                    continue  # it may have told any port, and answer anything
                 return LookupState(services=services, nodes=[_shown(each, caller) for each in known])
         return LookupState(services=services, nodes=[])
 

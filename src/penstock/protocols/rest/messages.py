@@ -303,8 +303,9 @@ class Messages(Resource):
         page = self.page(seen)
         await self.shard.know(queue)
         queue_id = self.queue(queue).id
+        messages = [seen_message(self.broker, queue_id, one) for one in page]
         return SeenMessages(
-            messages=[masks_of(self.services).hide(seen_message(self.broker, queue_id, one)) for one in page],
+            messages=await masks_of(self.services).hide(messages),
             next=page[-1].sequence if len(page) < len(seen) or len(seen) == query.limit else None,
         )
 

@@ -359,6 +359,7 @@ class Live(Resource):
                 for each in watched:
                     if (answer := await each.changed(caller, self.shard)) is not None:
                         yield b"event: answer\ndata: " + answer + b"\n\n"
+                    await asyncio.sleep(0)  # an answer takes milliseconds: others get their turn
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams[who] -= 1

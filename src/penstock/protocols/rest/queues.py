@@ -18,6 +18,7 @@ from penstock.core.commands import (
     DeleteChannel,
     DeleteQueue,
     DescribeQueue,
+    Failure,
     ListQueues,
     ListRedrives,
     PauseChannel,
@@ -337,16 +338,15 @@ class DeadLetterQueues(Resource):
         contains = None if query.contains is None else query.contains.encode()
         seen = await first_of(self, Browse(queue=target, after=query.after, limit=query.limit, contains=contains))
         page = self._messages.page(seen)
-        masks = masks_of(self.services)
-        found = [seen_message(self.broker, dead.id, one) for one in page]
+        found = [
+            message
+            for message in (seen_message(self.broker, dead.id, one) for one in page)
+            if (message.origin is not None and message.origin.queue == queue)
+            and (query.error is None or any(query.error in failure.error for failure in message.failures))
+        ]
         return DeadLetters(
             queue=target,
-            messages=[
-                masks.hide(message)
-                for message in found
-                if (message.origin is not None and message.origin.queue == queue)
-                and (query.error is None or any(query.error in failure.error for failure in message.failures))
-            ],
+            messages=await masks_of(self.services).hide(found),
             next=page[-1].sequence if len(page) < len(seen) or len(seen) == query.limit else None,
         )
 
@@ -372,23 +372,18 @@ class DeadLetterQueues(Resource):
         await caller.room_for(self.shard, target, _GROUPED_AT_A_TIME, self.services.settings)
         while True:
             seen: list[Seen] = await self.shard.call(Browse(queue=target, after=after, limit=_GROUPED_AT_A_TIME))
-            for one in seen:
-                origin = origin_of(one)
-                failures = failures_of(origin, one.failures, one.sequence)
-                if origin is None or origin.queue != queue or not failures:
-                    continue
-                last = failures[-1]
-                if last.error not in names:
-                    if len(names) >= _ERRORS_KNOWN_MAX:
-                        names.clear()
-                    names[last.error] = masks.group_of(last.error)
+            failed = [(one, last) for one in seen if (last := _last_failure(one, queue)) is not None]
+            if len(names) >= _ERRORS_KNOWN_MAX:
+                names.clear()
+            names |= await masks.groups_of({last.error for _, last in failed} - names.keys())
+            for one, last in failed:
                 name = names[last.error]
                 if name not in groups and len(groups) >= _GROUPS_MAX:
                     name = "other errors"
                 failed_at = last.failed_ms / 1_000
                 group = groups.get(name)
                 if group is None:
-                    sample = masks.hide(seen_message(self.broker, dead.id, one))
+                    (sample,) = await masks.hide([seen_message(self.broker, dead.id, one)])
                     sample.body = sample.body[:_SAMPLE_LENGTH_MAX]
                     groups[name] = ErrorGroup(group=name, count=1, first_at=failed_at, last_at=failed_at, sample=sample)
                 else:
@@ -403,6 +398,13 @@ class DeadLetterQueues(Resource):
                 break
         found = sorted(groups.values(), key=lambda group: (-group.count, group.group))
         return ErrorGroups(queue=target, groups=found, looked_at=looked_at, next=following)
+
+
+def _last_failure(one: Seen, queue: str) -> Failure | None:
+    """What a message failed of last, if that was in this queue."""
+    origin = origin_of(one)
+    failures = failures_of(origin, one.failures, one.sequence)
+    return failures[-1] if failures and origin is not None and origin.queue == queue else None
 
 
 class Redrives(Resource):
@@ -446,7 +448,7 @@ class Redrives(Resource):
         restrict(caller.principal, command)
         if body.group is not None and masks_of(self.services):
             await self._unmask(command)
-        found_task = self._described(await self.shard.call(command))
+        found_task = await self._described(await self.shard.call(command))
         if body.dry_run:
             await self._count(command, found_task)
         return found_task
@@ -477,11 +479,13 @@ class Redrives(Resource):
         masks, names, looked_at = masks_of(self.services), set(), 0
         sequences: list[int] = []
         async for seen in browsed(self, command.queue, -1, states=(State.READY,)):
-            for one in seen:
-                failures = failures_of(origin_of(one), one.failures, one.sequence)
-                if failures and masks.group_of(failures[-1].error) == command.group:
-                    names.add(error_group(failures[-1].error))
-                    sequences.append(one.sequence)
+            failures = {one.sequence: failures_of(origin_of(one), one.failures, one.sequence) for one in seen}
+            errors = {sequence: each[-1].error for sequence, each in failures.items() if each}
+            groups = await masks.groups_of(errors.values())
+            for sequence, error in errors.items():
+                if groups[error] == command.group:
+                    names.add(error_group(error))
+                    sequences.append(sequence)
             looked_at += max(len(seen), _STEP_COUNTS_FOR)
             if looked_at >= LOOKED_AT_MAX:
                 break
@@ -493,23 +497,24 @@ class Redrives(Resource):
 
     @operation("GET", "/v1/redrives", live_s=1)
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
-        """List redrives, the newest first, of the queues on which the caller has a right."""
+        """List redrives, newest first: those of queues that the caller may read or administer."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))
-        return RedriveList(redrives=[self._described(task) for task in tasks if caller.principal.may_see(task.queue)])
+        mine = [task for task in tasks if caller.principal.may(task.queue, Browse, StartRedrive)]
+        return RedriveList(redrives=[await self._described(task) for task in mine])
 
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
         """Show how far a redrive is."""
         found = await self._task(caller, task)
         caller.need(found.queue, Browse, StartRedrive)
-        return self._described(found)
+        return await self._described(found)
 
     @operation("POST", "/v1/redrives/{task}/cancel", is_change=True)
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
         """Stop a redrive. Messages that were moved stay moved."""
         found = await self._task(caller, task)
         caller.need(found.queue, CancelRedrive)
-        return self._described(await self.shard.call(CancelRedrive(task=found.task)))
+        return await self._described(await self.shard.call(CancelRedrive(task=found.task)))
 
     async def _task(self, caller: Caller, text: str) -> RedriveTask:
         """A redrive, of a queue that the caller may know of."""
@@ -519,7 +524,7 @@ class Redrives(Resource):
                 return task
         raise TaskNotFound(f"there is no redrive {text[:50]!r}")
 
-    def _described(self, task: RedriveTask) -> Redrive:
+    async def _described(self, task: RedriveTask) -> Redrive:
         return Redrive(
             task=task.task,
             queue=task.queue,
@@ -531,6 +536,6 @@ class Redrives(Resource):
             started_at=task.started_ms / 1_000,
             error=task.error,
             rate=task.per_second,
-            group=None if task.match_group is None else masks_of(self.services).text(task.match_group)[0],
+            group=None if task.match_group is None else await masks_of(self.services).text(task.match_group),
             discard=task.discard,
         )

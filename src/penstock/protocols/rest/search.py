@@ -9,11 +9,12 @@ A JSON path is `$.customer.orders[0].id`: names, and numbers of elements in brac
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ _PAGE_BYTES = 4 * 1024 * 1024
 _LOOKED_AT_MAX = 20_000
 _SEARCH_S = 0.5
 """How long one call searches, give or take a page."""
+_TURN_S = 0.02
+"""How long it keeps others from their turn, give or take a message."""
 _STEPS_MAX = 100
 _NUMBER_LENGTH_MAX = 9
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\*)\]")
@@ -65,27 +68,41 @@ def parse_path(text: str) -> list[str | int | None]:
     return steps
 
 
-def values_at(value: Any, steps: list[str | int | None]) -> Iterator[Any]:
+def values_at(value: Any, steps: list[str | int | None]) -> list[Any]:
     """What a JSON value has at a path.
 
-    >>> list(values_at({"a": [{"b": 1}, {"b": 2}]}, ["a", None, "b"]))
+    >>> values_at({"a": [{"b": 1}, {"b": 2}]}, ["a", None, "b"])
     [1, 2]
     """
-    if not steps:
-        yield value
-        return
-    step, rest = steps[0], steps[1:]
-    if isinstance(step, str):
-        if isinstance(value, dict) and step in value:
-            yield from values_at(value[step], rest)
-    elif isinstance(value, list):
-        chosen = value if step is None else value[step : step + 1]
-        for each in chosen:
-            yield from values_at(each, rest)
+    found = [value]
+    for step in steps:
+        if isinstance(step, str):
+            found = [each[step] for each in found if isinstance(each, dict) and step in each]
+        elif step is None:
+            found = [inner for each in found if isinstance(each, list) for inner in each]
+        else:
+            found = [each[step] for each in found if isinstance(each, list) and step < len(each)]
+    return found
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _has(found: list[Any], wanted: str) -> bool:
+    """Whether a text, or a value as JSON, is among these. What is of another kind is not written as JSON to compare it.
+
+    >>> [_has([1, "2", True, [3], 0.5], wanted) for wanted in ("1", "2", "true", "[3]", "0.5", "[3", "1.0")]
+    [True, True, True, True, True, False, False]
+    """
+    if wanted in found:
+        return True
+    encoded = wanted.encode()
+    try:
+        value = msgspec.json.decode(encoded)
+        if msgspec.json.encode(value) != encoded:
+            return False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if isinstance(value, int):
+        return any(each == value and type(each) is type(value) for each in found)
+    return any(type(each) is type(value) and msgspec.json.encode(each) == encoded for each in found)
 
 
 class Searching(Resource):
@@ -107,8 +124,8 @@ class Searching(Resource):
         else:
             found, looked_at, following = await self._search(queue, query)
         await self.shard.know(queue)
-        queue_id, masks = self.queue(queue).id, masks_of(self.services)
-        messages = [masks.hide(seen_message(self.broker, queue_id, one)) for one in found]
+        queue_id = self.queue(queue).id
+        messages = await masks_of(self.services).hide([seen_message(self.broker, queue_id, one) for one in found])
         if caller.wanted == CSV:
             headers = () if following is None else (("penstock-next", str(following)),)
             return Reply(f"{CSV}; charset=utf-8", [csv_of(messages)], headers)
@@ -166,6 +183,7 @@ class Searching(Resource):
                     end=cut,
                 )
             )
+            turn_s = time.monotonic() + _TURN_S
             for one in seen:
                 if fits(one):
                     found.append(one)
@@ -173,8 +191,12 @@ class Searching(Resource):
                     if len(found) >= query.limit or size > self.settings.response_bytes_max:
                         return found, looked_at + 1, one.sequence
                 looked_at += 1
-                if time.monotonic() > until_s:  # bodies can be large, and paths lead to many values
+                now_s = time.monotonic()
+                if now_s > until_s:  # bodies can be large, and paths lead to many values
                     return found, looked_at, one.sequence
+                if now_s > turn_s:
+                    await asyncio.sleep(0)
+                    turn_s = time.monotonic() + _TURN_S
             before, after = after, seen[-1].sequence if len(seen) == _PAGE_MESSAGES else max(after, cut - 1)
             looked_at = max(looked_at, min(looked_at + after - before, _LOOKED_AT_MAX) if contains else looked_at)
             if after + 1 >= offsets.end:
@@ -214,7 +236,8 @@ def _filter(query: SearchQuery) -> Fits:
                 body = msgspec.json.decode(one.chunk.body(one.index))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return False
-            return any(value is None or _as_text(each) == value for each in values_at(body, steps))
+            found = values_at(body, steps)
+            return bool(found) if value is None else _has(found, value)
 
         checks.append(has_value)
     elif query.value is not None:
