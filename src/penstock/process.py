@@ -19,6 +19,7 @@ import uvloop
 
 from penstock.server.budget import FEWEST
 from penstock.server.settings import InvalidSettings
+from penstock.signals import was_kept
 
 YOUNG_MAX = 20_000
 """How many new objects there are before somebody looks for cycles among them."""
@@ -41,7 +42,7 @@ def run(
     """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once.
 
     What the service says when it listens becomes the ready file, and the greeting for people. `on_hangup` is called at
-    every SIGHUP, once everything listens.
+    every SIGHUP, once everything listens, and at once for one that was kept until then (`signals.keep`).
     """
     tell = partial(announce, ready_file=ready_file, greeting=greeting)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -62,9 +63,11 @@ async def _serve(
     async with contextlib.AsyncExitStack() as running:
         starting = loop.create_task(running.enter_async_context(service))
         if await _comes_before(starting, stopping):
+            tell(starting.result())
             if on_hangup is not None:
                 loop.add_signal_handler(signal.SIGHUP, on_hangup)
-            tell(starting.result())
+                if was_kept(signal.SIGHUP):
+                    on_hangup()
             seldom_look_for_garbage()
             await stopping.wait()
 

@@ -7,6 +7,7 @@ What they run is in `penstock.assembly` and `protocols/lookup`; flags are declar
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli.command import Option, Options, option_of
 from penstock.core.errors import PenstockError
+from penstock.signals import keep
 from penstock.store.errors import StoreLocked
 from penstock.store.layout import foreign_file
 
@@ -83,6 +85,8 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
     from penstock.server.settings import InvalidSettings
     from penstock.server.sources import gathered
 
+    # Who asks to read the settings again while they are read, or the store opens, must not end the server by that.
+    keep(signal.SIGHUP)
     with refusals_told(flags, _serve_flags):
         read_again = partial(gathered, config, os.environ, flags, _serve_flags())
         chosen = read_again()

@@ -45,6 +45,21 @@ def told_to_stop(stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_kept: set[int] = set()
+
+
+def keep(number: int) -> None:
+    """From now on a signal ends nothing: whoever can do something about it later asks `was_kept`."""
+    signal.signal(number, lambda number, _: _kept.add(number))
+
+
+def was_kept(number: int) -> bool:
+    """Whether a signal has come since `keep`. Asked again, it has not."""
+    was_there = number in _kept
+    _kept.discard(number)
+    return was_there
+
+
 def acquire_and_look(lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX) -> bool:
     """Take a lock; signals are heard meanwhile, in the main thread, too. False when the time is over."""
     if threading.current_thread() is not threading.main_thread():

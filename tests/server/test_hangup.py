@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Served, served, until
+from tests.package import PACKAGE
+from tests.server.serving import NO_PORTS, Served, served, until
 
 FIRST = "[[credentials]]\naccess_key = 'A'\nsecret_key = 'first secret'\n"
 SECOND = "[log]\nlevel = 'debug'\n[[credentials]]\naccess_key = 'B'\nsecret_key = 'second secret'\n"
@@ -88,3 +92,25 @@ def test_the_rate_of_callers_is_read_again(tmp_path: Path) -> None:
         until(lambda: statuses_of_many(server, 5) == [200] * 5)
         config.write_text(FIRST)
         hang_up(server, "only a restart takes: [rest] requests_per_second")
+
+
+def test_who_asks_while_the_server_starts_does_not_end_it_and_is_heard_when_it_has_started(tmp_path: Path) -> None:
+    """The settings are a pipe: the server waits there, while it starts and when it reads them again."""
+    config = tmp_path / "penstock.toml"
+    os.mkfifo(config)
+    flags = ["--config", str(config), "--data", str(tmp_path / "data"), "--ready-file", str(tmp_path / "ready.json")]
+    with (tmp_path / "log").open("ab") as log:
+        command = [sys.executable, "-m", "penstock", "serve", *flags, *NO_PORTS]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(PACKAGE)})
+    server = Served(tmp_path, process)
+    try:
+        with config.open("w") as settings:  # when the server reads
+            process.send_signal(signal.SIGHUP)
+            settings.write(FIRST)
+        server.wait_until_ready()
+        config.write_text(f"{FIRST}[log]\nlevel = 'debug'\n")
+        until(lambda: "changed: [log] level" in server.log)
+        assert status(server, "A:first secret") == 200
+    finally:
+        process.kill()
+        process.wait()

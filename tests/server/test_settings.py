@@ -179,6 +179,13 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "declared twice"),
         ("[[queues]]\nname = 'a.fifo'\nkind = 'standard'", r"a name that ends with \.fifo makes a FIFO queue"),
         ("[events]\nenabled = true\nqueue = 'a.fifo'", r"a name that ends with \.fifo makes a FIFO queue"),
+        ("[events]\nretention_s = inf", "retention_s is inf: it must be a number of seconds larger than 0"),
+        ("[nsq]\nclient_timeout_s = inf", "client_timeout_s is inf: it must be a number of seconds larger than 0"),
+        ("[http]\nidle_timeout_s = 1e308", "idle_timeout_s is 1e\\+308: it must be a number of seconds larger than 0"),
+        ("[nsq]\nmessage_timeout_s = 5e4", "message_timeout_s is 50000 seconds: it must be larger than 0, up to 43200"),
+        ("[nsq]\nin_flight_max = 20_000_000", "in_flight_max is 20000000: it must be from 1 to 10000000"),
+        (f"[server]\nsqs_port = {'9' * 5_000}", "is not TOML"),
+        (f"[server]\nhosts = {'[' * 3_000}", "is not TOML: it is nested too deeply"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(text: str, words: str) -> None:
@@ -377,6 +384,7 @@ def test_a_secret_may_stand_in_the_file_in_a_variable_or_in_a_file_of_its_own(
         "secret_key='a'\nsecret_key_env='B'",
         "secret_key_env='PENSTOCK_TEST_NO_SUCH'",
         "secret_key_file='/no/such/file'",
+        "secret_key_file='no\\u0000path'",
         "secret_key='a'\n[[credentials]]\naccess_key='AK'\nsecret_key='b'",
     ],
 )

@@ -104,7 +104,7 @@ class Declared(msgspec.Struct, frozen=True):
         if not self.in_seconds or value is None:
             return self.checked(value, said)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not abs(value * SECOND_MS) <= sys.float_info.max:  # nor is what is not a number
+        if not is_number or not _is_usable(value):
             raise self._of_a_wrong_kind(value, said)
         return self.checked(round(value * SECOND_MS), said)
 
@@ -144,6 +144,8 @@ class Declared(msgspec.Struct, frozen=True):
                 msgspec.msgpack.encode(found)  # half a character cannot be kept
         except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError):
             raise self._of_a_wrong_kind(value, said) from None
+        if isinstance(found, float) and not _is_usable(found):
+            raise self._of_a_wrong_kind(value, said)
         if found is not None and not self._is_within(found):
             unit = f" {self.unit}" if self.unit else ""
             raise InvalidConfig(f"{said} is {_number(self.given(found))}{unit}: it must be {self.ends}{unit}")
@@ -225,6 +227,11 @@ def _shown(value: Any) -> str:
     except RecursionError:
         text = "nested too deeply"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def _is_usable(number: float) -> bool:
+    """Whether it is a number, and has an end: in milliseconds as well."""
+    return abs(number * SECOND_MS) <= sys.float_info.max
 
 
 def _number(number: float) -> str:

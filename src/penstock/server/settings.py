@@ -261,7 +261,7 @@ class NsqSettings(_Section, frozen=True):
     message_bytes_max: Annotated[int, Setting("The largest message.", 1)] = 1024 * 1024
     body_bytes_max: Annotated[int, Setting("The largest MPUB, IDENTIFY or AUTH as a whole.", 1)] = 5 * 1024 * 1024
     message_timeout_s: Annotated[
-        float, Setting("How long a client has for a message, unless it names a time itself.", above=0)
+        float, Setting("How long a client has for a message, unless it names a time itself.", above=0, high=12 * 3600)
     ] = 60.0
     message_timeout_max_s: Annotated[
         float,
@@ -299,7 +299,12 @@ class NsqSettings(_Section, frozen=True):
         10_000
     )
     in_flight_max: Annotated[
-        int, Setting("Messages in flight in a channel, for topics that NSQ clients create.", 1)
+        int,
+        Setting(
+            "Messages in flight in a channel, for topics that NSQ clients create.",
+            1,
+            SETTINGS["in_flight_max"].setting.high,
+        ),
     ] = 1_000_000
     topic_partitions: Annotated[
         int,
@@ -1133,14 +1138,14 @@ def _kept_secret(
     return Secret(secret)
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     return str((isinstance(error, OSError) and error.strerror) or error)
 
 
 def _read_secret(path: Path, where: str) -> str:
     try:
         return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no path
         raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {_reason(error)}") from None
 
 
@@ -1149,7 +1154,7 @@ def check_files(settings: _Section, title: str, *names: str) -> None:
     for name in names:
         try:
             Path(getattr(settings, name)).open("rb").close()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             path = getattr(settings, name)
             raise InvalidSettings(f"{title} {name}: {path} cannot be read: {_reason(error)}") from None
 
@@ -1209,7 +1214,9 @@ def parse(text: str, name: str = "penstock.toml") -> Settings:
     """
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InvalidSettings(f"{name} is not TOML: it is nested too deeply") from None
+    except ValueError as error:  # also of numbers with thousands of digits
         raise InvalidSettings(f"{name} is not TOML: {error}") from None
     _check_keys(raw, Settings, name, "the file")
     for title, table in raw.items():

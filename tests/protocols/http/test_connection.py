@@ -508,6 +508,38 @@ def test_a_response_notices_a_client_that_hung_up_in_the_same_turn_of_the_loop(h
     run(main())
 
 
+@pytest.mark.parametrize("requests", [1, 50])
+@pytest.mark.parametrize("how", ["close", "half"])
+def test_a_client_that_hung_up_before_its_request_began_to_wait_leaves_no_connection_open(
+    how: str, requests: int
+) -> None:
+    """The loop has heard of the end already, and does not tell again; or it does not read any more, and never hears."""
+
+    async def main() -> None:
+        handler = Holding()
+        async with serving(handler) as server:
+            reader, writer = await server.connect()
+            writer.write(GET * requests)
+            await handler.arrived.wait()
+            if how == "half":
+                writer.write_eof()
+            else:
+                writer.close()
+            await asyncio.sleep(0.05)
+            [exchange] = handler.exchanges
+            exchange.on_abandoned = lambda: pytest.fail("it asks, and need not be told")
+            assert exchange.has_hung_up()
+            if how == "half":
+                [(status, reason)] = responses_in(await asyncio.wait_for(reader.read(), PATIENCE_S))
+                assert status == 400
+                assert b"hung up" in reason
+            await until(lambda: server.http.connections_open == 0)
+            assert server.http.counters.abandoned == 1
+            writer.close()
+
+    run(main())
+
+
 def test_a_client_that_stops_sending_is_answered_if_its_request_does_not_wait() -> None:
     async def main() -> None:
         handler = Holding()

@@ -620,6 +620,10 @@ class HttpConnection:
         self._end_exchange(self._in_flight)
         self._server.counters.abandoned += 1
         self._reject_stopped()
+        if self._is_eof:  # the loop has told of it, and does so once
+            self._pump()
+        elif self._is_read_paused:  # the end is behind what is to be read
+            self._read_more()
         return True
 
     def hand_claim(self, share: Share) -> None:
