@@ -238,7 +238,7 @@ def test_something_else_there_is_said_so(head: bytes, said: str) -> None:
     ],
 )
 def test_an_address_that_is_none_is_refused(url: Any) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="no address of a server"):
+    with pytest.raises(penstock.InvalidRequest, match="not the address of a server"):
         penstock.connect(url)
 
 

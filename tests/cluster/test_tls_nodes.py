@@ -120,7 +120,7 @@ def test_a_node_with_tls_and_one_without_do_not_get_together(cluster: TlsCluster
     names = ("plain", "encrypted") if has_tls else ("encrypted", "plain")
     nodes = {"plain": cluster.node_with("plain"), "encrypted": cluster.node("encrypted", "a")}
     nodes[names[0]].start()
-    words = "has no TLS on its links, and this one has" if has_tls else "has TLS on its links, and this one has not"
+    words = "has no TLS on its links, but this one has" if has_tls else "has TLS on its links, but this one has not"
     _is_refused(nodes[names[1]], words)
     assert {row["served_by"] for row in cluster.look().rows()} == {names[0]}
     assert "Traceback" not in nodes[names[0]].log

@@ -72,7 +72,7 @@ def test_limits_are_read_again_and_what_takes_a_restart_is_named(server: Served,
     send = "/v1/queues/orders/messages"
     assert post_status(server, "http", send, 2_000) in (200, 201)
     config.write_text(f"{FIRST}[http]\nbody_bytes_max = 1000\n[sqs]\nregion = 'eu-west-1'\n")
-    hang_up(server, "changed: [http] body_bytes_max; only a restart takes: [sqs] region")
+    hang_up(server, "changed: [http] body_bytes_max; these need a restart: [sqs] region")
     assert post_status(server, "http", send, 2_000) == 413
     config.write_text(FIRST)
     server.process.send_signal(signal.SIGHUP)

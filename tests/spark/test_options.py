@@ -35,7 +35,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"url": None}, False, "say where the queues are"),
         ({"path": "/data"}, False, "say where the queues are"),
         ({"url": "localhost"}, False, "write penstock://host:9325 or http://host:9325"),
-        ({"url": "http://a:1,b:x"}, False, "'http://a:1,b:x' is no address of a server"),
+        ({"url": "http://a:1,b:x"}, False, "'http://a:1,b:x' is not the address of a server"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
         ({"url": None, "path": "s3a://bucket/data"}, False, "'s3a://bucket/data': it must be a data directory"),
         ({"startingOffsets": "newest"}, False, "earliest, latest, latest-10 or"),

@@ -22,7 +22,7 @@ SECTIONS = {
         "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
         "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
         "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
-        "explain": Place("penstock.cli.explain:explain", "Tell the whole life of a message, by its id."),
+        "explain": Place("penstock.cli.explain:explain", "Show the whole life of a message, by its id."),
         "message": Place(
             "penstock.cli.explain:single_messages", "Delete, release and reschedule messages by id: no lease is needed."
         ),
@@ -32,7 +32,9 @@ SECTIONS = {
         "queue": Place("penstock.cli.queues:queues", "Create, list, describe, change, empty and delete queues."),
         "channel": Place("penstock.cli.queues:channels", "Create, list, pause, empty and delete channels of a queue."),
         "consumer": Place("penstock.cli.queues:consumers", "List, read as, move and delete named consumers."),
-        "session": Place("penstock.cli.queues:sessions", "List who holds which messages; end a session."),
+        "session": Place(
+            "penstock.cli.queues:sessions", "List sessions and the messages that they hold; end a session."
+        ),
         "stats": Place("penstock.cli.stats:stats", "Show exact counts of queues."),
         "top": Place("penstock.cli.stats:top", "Watch queues: depth and rates, the busiest first."),
     },

@@ -42,7 +42,7 @@ def run(
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
     batch: Annotated[int, Option(help="Messages at a time at most.")] = 500,
-    poll: Annotated[float, Option(help="Seconds between two looks, when nothing wakes the relay.")] = 1.0,
+    poll: Annotated[float, Option(help="Seconds between two checks of the table, when nothing wakes the relay.")] = 1.0,
     claim: Annotated[float, Option(help="Seconds after which another relay takes over from a dead one.")] = 30.0,
     keep_sent: Annotated[float, Option(help="Seconds that rows stay after they were sent.")] = 3_600.0,
     once: Annotated[bool, Option("--once", help="End when nothing is left to send now.")] = False,

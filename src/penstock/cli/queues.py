@@ -331,7 +331,7 @@ def redrive(
 def _nothing_moved(queue: str, skipped: int, to: str | None) -> str:
     """Why a redrive may have found nothing to move."""
     hint = "" if to is not None else "; messages without an origin need --to"
-    return f"nothing was moved: none of the {skipped:,} messages of {queue} is what was asked for{hint}"
+    return f"nothing was moved: none of the {skipped:,} messages of {queue} matches{hint}"
 
 
 def _followed(started: Redrive, queue: str) -> RedriveTask:
@@ -386,7 +386,7 @@ def read(
     consumer: ConsumerName,
     max: Annotated[int, Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
     offset: Annotated[int | None, Option(help="Read from this offset instead.")] = None,
-    ack: Annotated[bool, Option(help="Move the consumer behind what was printed.")] = True,
+    ack: Annotated[bool, Option(help="Move the consumer past what was printed.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Print the next messages for a consumer, and move it behind them. Exit status 3 when there is none."""
@@ -429,7 +429,7 @@ def delete_consumer(
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
-sessions = Group(help="List who holds which messages since when; end a session.")
+sessions = Group(help="List sessions and the messages that they hold; end a session.")
 
 
 @sessions.command("list")
@@ -501,6 +501,6 @@ def end_session(
 
     penstock session end 0-17
     """
-    confirm(f"End session {session}, and give back what it holds?", yes)
+    confirm(f"End session {session}, and release its messages?", yes)
     released = ps.end_session(session)
     print_done(f"ended {session}: {counted(released, 'message')} released", {"released": released}, as_json)

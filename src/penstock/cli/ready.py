@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "penstock://localhost:9325"
 
-Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)]
+Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Can be repeated.", show_default=False)]
 To = Annotated[str, Option("--to", help="The queue that gets the messages.", show_default=False)]
-Once = Annotated[bool, Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")]
+Once = Annotated[
+    bool, Option("--once/--continuous", help="Process the messages that are there and end, or keep running.")
+]
 Every = Annotated[str, Option(help="The interval of batches when continuous.")]
 Within = Annotated[str, Option(help="How far apart two messages may be.")]
 ReadyState = Annotated[str, Option("--state", help="Where checkpoints and status are kept.")]
@@ -48,7 +50,7 @@ def archive(
     once: Once = True,
     every: Every = "30 seconds",
     batch: Annotated[int, Option(min=1, help="Messages in a batch.")] = 200_000,
-    compact: Annotated[bool, Option("--compact/--no-compact", help="Join small files at the end.")] = True,
+    compact: Annotated[bool, Option("--compact/--no-compact", help="Merge small files at the end.")] = True,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -65,7 +67,7 @@ def archive(
 
     def after(spark: Any, progress: list[QueryProgress]) -> None:
         joined, rows = archives.compact(path) if compact else 0, progress[0].rows
-        text = f"archived {rows} messages to {path}" + (f", {joined} small files joined" if joined else "")
+        text = f"archived {rows} messages to {path}" + (f", {joined} small files merged" if joined else "")
         print_done(text, {"rows": rows, "batches": progress[0].batches, "joined": joined}, as_json)
 
     run_pipeline(_paced(pipeline, every), _where(url, token), once, state, master, {}, as_json, after=after)
@@ -76,18 +78,19 @@ def replay(
     to: To,
     archive: Annotated[Path | None, Option(help="The archive to read.", show_default=False)] = None,
     source: Annotated[
-        str | None, Option("--from", help="A queue whose history to read, instead.", show_default=False)
+        str | None, Option("--from", help="A queue whose messages to send, instead of an archive.", show_default=False)
     ] = None,
     queue: Annotated[
         list[str] | None, Option("--queue", "-q", help="Only these queues of the archive.", show_default=False)
     ] = None,
-    since: Annotated[datetime | None, Option(help="Only what was sent then or later (UTC).")] = None,
-    until: Annotated[datetime | None, Option(help="Only what was sent before (UTC).")] = None,
-    key: Annotated[list[str] | None, Option(help="Only messages with this key. Any number of them.")] = None,
+    since: Annotated[datetime | None, Option(help="Only messages sent at or after this time (UTC).")] = None,
+    until: Annotated[datetime | None, Option(help="Only messages sent before this time (UTC).")] = None,
+    key: Annotated[list[str] | None, Option(help="Only messages with this key. Can be repeated.")] = None,
     where: Annotated[str | None, Option(help="SQL over queue, offset, timestamp, key, value and headers.")] = None,
     rate: Annotated[float | None, Option(help="Messages a second at most.")] = None,
     state: Annotated[
-        Path | None, Option(help="The file to go on with.", show_default=".penstock/replay-....json")
+        Path | None,
+        Option(help="The file that keeps the progress, to continue from.", show_default=".penstock/replay-....json"),
     ] = None,
     again: Annotated[
         bool, Option("--again", help="Start from the beginning, even if it was done or begun before.")
@@ -134,8 +137,12 @@ def redrive(
         str | None,
         Option(help="SQL over origin, error, first_error, attempts, failed_at, sent_at, session, key, value ..."),
     ] = None,
-    send: Annotated[bool, Option("--send", help="Send the chosen ones back. Without it, only look.")] = False,
-    to: Annotated[str | None, Option(help="Send them there, and not to where they came from.")] = None,
+    send: Annotated[
+        bool, Option("--send", help="Send the chosen messages back. Without this flag, only show them.")
+    ] = False,
+    to: Annotated[
+        str | None, Option(help="Send them to this queue, and not to the queues that they came from.")
+    ] = None,
     rate: Annotated[int | None, Option(help="Messages a second at most.")] = None,
     master: Master = None,
     as_json: AsJson = False,
@@ -155,7 +162,7 @@ def redrive(
     if not as_json:
         for title, rows in done.analysis.items():
             print_rows(rows, False, f"Dead letters: {title}")
-    fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (say --send to send them back)"
+    fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (use --send to send them back)"
     found = {"dead_letters": done.dead_letters, "chosen": done.chosen, "moved": done.moved, "skipped": done.skipped}
     plain = {
         title: [
@@ -174,7 +181,9 @@ def rollup(
     table: Annotated[Path, Option("--table", help="The directory of the table.", show_default=False)],
     window: Annotated[str, Option(help="How long a window is. Keep it the same for a table.")] = "1 minute",
     queue: Annotated[str, Option("--queue", "-q", help="The events queue.")] = "penstock.events",
-    report: Annotated[Path | None, Option("--report", help="Draw a report here, too.", show_default=False)] = None,
+    report: Annotated[
+        Path | None, Option("--report", help="Also write a report to this file.", show_default=False)
+    ] = None,
     once: Once = True,
     every: Every = "30 seconds",
     master: Master = None,
@@ -229,7 +238,7 @@ def report(
 def dedupe(
     source: Annotated[str, Option("--from", help="The queue to read.", show_default=False)],
     to: To,
-    by: Annotated[str, Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
+    by: Annotated[str, Option(help="What makes two messages equal: key, content, or SQL.")] = "content",
     within: Within = "10 minutes",
     state: ReadyState = ".penstock",
     once: Once = True,
@@ -254,7 +263,7 @@ def join(
     left: Annotated[str, Option(help="A queue.", show_default=False)],
     right: Annotated[str, Option(help="Another queue.", show_default=False)],
     to: To,
-    on: Annotated[str, Option(help="What two messages have to agree on: key, or SQL.")] = "key",
+    on: Annotated[str, Option(help="What two messages must have in common: key, or SQL.")] = "key",
     within: Within = "10 minutes",
     state: ReadyState = ".penstock",
     once: Once = True,
@@ -286,7 +295,7 @@ def _where(url: str | None, token: str | None) -> Where:
 
 def _paced(pipeline: Pipeline, every: str) -> Pipeline:
     if seconds_of(every) is None:
-        raise click.BadParameter(f"{every!r} is no interval: write one like '5 seconds'", param_hint="--every")
+        raise click.BadParameter(f"{every!r} is not an interval: write it like '5 seconds'", param_hint="--every")
     return dataclasses.replace(pipeline, settings=dataclasses.replace(pipeline.settings, trigger=every))
 
 

@@ -40,7 +40,7 @@ Url = Annotated[
     Option(
         "--url",
         "-u",
-        help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
+        help="The address of a server, instead of a directory: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
         section="Where the queues are",
     ),
@@ -164,7 +164,7 @@ def _speaking_of_tokens(token: str | None) -> Iterator[None]:
 def chosen(data: Path | None, url: str | None) -> Path | str:
     """A directory, or a server's address. Flags go before the environment, and two of a kind contradict each other."""
     if data is not None and url is not None:
-        raise click.BadParameter("give one of --data and --url")
+        raise click.BadParameter("give --data or --url, not both")
     if data is not None or url is not None:
         return data or url or DEFAULT_DIRECTORY
     in_data, in_url = os.environ.get("PENSTOCK_DATA"), os.environ.get("PENSTOCK_URL")

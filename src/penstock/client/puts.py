@@ -57,8 +57,8 @@ class Puts:
         if self.bytes + size > BATCH_BYTES_MAX or is_too_long:
             most = self._frame_bytes_max if is_too_long else BATCH_BYTES_MAX
             raise BatchTooLarge(
-                f"{size} bytes more would make {self.bytes + size} in one unit of work: commit before, and put the "
-                f"rest into another one; a commit carries at most {most}"
+                f"the unit of work would have {self.bytes + size} bytes with these {size}, and a commit carries at "
+                f"most {most}: commit first, and put the rest into another one"
             )
         self.bytes += size
         self._frame_bytes += frame_size

@@ -15,7 +15,8 @@ class QueueSettings(TypedDict, total=False):
     """A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too. Default: 'standard'."""
 
     lease: Seconds
-    """How long a receiver has before its messages go to somebody else. From 0 to 43,200 seconds. Default: 30."""
+    """How long a message is leased to its receiver, before others can receive it. From 0 to 43,200 seconds.
+    Default: 30."""
 
     retention: Seconds | None
     """Messages older than this are deleted, also unreceived ones. None keeps them for ever. From 60 to 1,209,600

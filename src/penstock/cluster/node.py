@@ -199,13 +199,13 @@ class ClusterNode(Node):
             return
         if found.name not in ("", engine.cluster):
             raise InvalidSettings(
-                f"the topics of {self._settings.cluster.topic_prefix} are those of the cluster {found.name!r}, and "
-                f"[cluster] name says {engine.cluster!r}: use the same name, or another prefix"
+                f"the topics of {self._settings.cluster.topic_prefix} belong to the cluster {found.name!r}, but "
+                f"[cluster] name is {engine.cluster!r}: use the same name, or another prefix"
             )
         if found.shards != engine.shards:
             raise InvalidSettings(
-                f"the cluster {engine.cluster!r} has {found.shards} shards, and [cluster] shards says "
-                f"{engine.shards}: the number is fixed when a cluster is made"
+                f"the cluster {engine.cluster!r} has {found.shards} shards, but [cluster] shards is "
+                f"{engine.shards}: the number is fixed when a cluster is created"
             )
 
     async def _listen_for_links(self, host: ShardHost) -> None:
@@ -360,7 +360,9 @@ class ClusterNode(Node):
             self._seen_own_record = found is not None or self._seen_own_record
         elif found.incarnation != self._record_of_node.incarnation:
             if self._seen_own_record and self._failure is None:
-                self._failed(NameTaken(f"another process has joined as node {self._name!r}: give each its own name"))
+                self._failed(
+                    NameTaken(f"another process has joined as node {self._name!r}: give each node its own name")
+                )
         elif found.state == "gone" and self._record_of_node.state != "gone":
             self._publish()
 
@@ -561,11 +563,13 @@ def shard_families(
 ) -> Iterator[Metric]:
     """Metrics of each shard that is served here."""
     labels = ("shard", "node")
-    epoch = GaugeMetricFamily("penstock_shard_epoch", "Served here, in this epoch.", labels=labels)
+    epoch = GaugeMetricFamily("penstock_shard_epoch", "The epoch in which this node serves the shard.", labels=labels)
     commits = CounterMetricFamily("penstock_shard_commits", "Commits made durable.", labels=labels)
     seconds = CounterMetricFamily("penstock_shard_commit_seconds", "How long the commits took.", labels=labels)
     withheld = CounterMetricFamily(
-        "penstock_shard_withheld_steps", "Steps whose messages stayed, for want of a proof.", labels=labels
+        "penstock_shard_withheld_steps",
+        "Steps whose messages were held back, because the last commit was too old to prove ownership.",
+        labels=labels,
     )
     for shard, owned_shard in sorted(owned_shards.items()):
         if owned_shard.served is not None and owned_shard.claimed is not None and owned_shard.proof is not None:

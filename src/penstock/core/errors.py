@@ -106,7 +106,7 @@ class ConsumerNotFound(NotFound):
 
 
 class SessionNotFound(NotFound):
-    """The session has ended, or never was."""
+    """The session has ended, or never existed."""
 
 
 class TaskNotFound(NotFound):
@@ -114,7 +114,7 @@ class TaskNotFound(NotFound):
 
 
 class MessageNotFound(NotFound):
-    """No message with that id: it is done, or gone, or never was."""
+    """No message with that id: it is done, or gone, or never existed."""
 
 
 class QueueExists(PenstockError):

@@ -58,7 +58,7 @@ def queue(*names: str, **options: Any) -> Any:
     """
     now = running.get()
     if now is not None and now.read_queue is None:
-        raise RuntimeError("queue() gives a frame while the pipeline's frames are made: call it inside of a function")
+        raise RuntimeError("call queue() inside a function of the pipeline, and not at the top of the file")
     given = {key: str(each).lower() if isinstance(each, bool) else str(each) for key, each in options.items()}
     if names:
         given["subscribe"] = ",".join(names)

@@ -239,7 +239,7 @@ def _message(row: dict[str, Any], where: str) -> MessageLine:
         attributes = row.get("attributes") or ()
         fields["attributes"] = {each["name"]: _attribute(each) for each in attributes}
         if len(fields["attributes"]) < len(attributes):
-            raise ValueError("an attribute stands there twice")
+            raise ValueError("an attribute is given twice")
         return msgspec.convert({"kind": "message", **fields}, MessageLine)
     except _UNREADABLE as error:
         raise InvalidExport(f"{where}: it is damaged: {in_one_line(error)}") from None

@@ -76,7 +76,7 @@ def test_dead_letters_that_somebody_holds_stay_and_that_is_said(spark: Any, wher
     found = redrive(spark, where, [dead], send=True)
     assert (found.dead_letters, found.chosen, found.moved) == (10, 10, 0)
     assert found.failed == [
-        f"{dead}: 10 were chosen, and none was moved: leased and delayed messages stay, and so do those without an "
+        f"{dead}: 10 were chosen, but none was moved: leased and delayed messages stay, and so do messages without an "
         "origin if there is no target (to)"
     ]
 

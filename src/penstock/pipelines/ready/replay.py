@@ -158,7 +158,7 @@ def _chosen(
     try:
         return seen.where(predicate) if predicate else seen
     except Exception as error:
-        raise InvalidRequest(f"the predicate cannot be followed: {reason_of(error)}") from None
+        raise InvalidRequest(f"the condition (where) is not valid: {reason_of(error)}") from None
 
 
 def _plan(chosen: Any, file: Path, arguments: dict[str, Any], again: bool, rate: float | None) -> dict[str, Any]:

@@ -329,13 +329,13 @@ EXPLAINED = (
     Explained(
         "read_only",
         403,
-        "The console of this server may change nothing.",
-        "Use the command line, or `[console] read_only`.",
+        "The console of this server is read-only.",
+        "Use the command line, or switch `[console] read_only` off.",
     ),
     Explained(
         "masked",
         403,
-        "This server masks messages, and its pages get none as they are.",
+        "This server masks messages, and its pages cannot get them unmasked.",
         "Browse them, or receive them with a program.",
     ),
     Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` has every path."),
@@ -350,18 +350,23 @@ EXPLAINED = (
     Explained(
         "consumer_not_found", 404, "The queue has no consumer of this name.", "Acknowledge an offset: that creates it."
     ),
-    Explained("session_not_found", 404, "The session has ended, or never was.", "Open a new session."),
+    Explained("session_not_found", 404, "The session has ended, or never existed.", "Open a new session."),
     Explained(
         "message_not_found",
         404,
-        "There is no message with this id: it is done in every channel, gone by retention, or never was.",
+        "There is no message with this id: it is done in every channel, was deleted by retention, or never existed.",
         "Look for it in the queue's dead letters.",
     ),
     Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
     Explained(
         "history_off", 404, "This server keeps no history.", "Set `enabled` under `[history]`, and start it again."
     ),
-    Explained("no_cluster", 409, "This server is of no cluster: nothing can be moved.", "Ask a node of the cluster."),
+    Explained(
+        "no_cluster",
+        409,
+        "This server is not part of a cluster: there are no shards to move.",
+        "Ask a node of the cluster.",
+    ),
     Explained("not_found", 404, "What the request names is not there.", _NAME),
     Explained(
         "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."
@@ -387,7 +392,7 @@ EXPLAINED = (
         "stale_receipt",
         409,
         "The lease is over: the message was settled before, or delivered again.",
-        "Drop the result: somebody else works on the message. Extend the lease earlier the next time.",
+        "Drop the result: another consumer may be working on the message. Extend the lease earlier the next time.",
     ),
     Explained(
         "foreign_receipt", 409, "The receipt belongs to another queue or channel.", "Settle it where it was received."
@@ -420,10 +425,10 @@ EXPLAINED = (
     Explained(
         "mark_moved",
         409,
-        "Numbered work does not follow on what was done last. Nothing of it was done.",
-        "`detail` has the last number: go on after it.",
+        "The number of the work does not follow the last one. Nothing was done.",
+        "`detail` has the last number: continue after it.",
     ),
-    Explained("body_too_large", 413, "The body is larger than the server takes.", "Send smaller batches."),
+    Explained("body_too_large", 413, "The body is larger than the server accepts.", "Send smaller batches."),
     Explained(
         "message_too_large",
         413,

@@ -278,7 +278,7 @@ class Dispatcher:
         if isinstance(command, InvalidRequest):
             raise command
         if number in self._open or number in self._pushes:
-            raise InvalidRequest(f"request {number} is not answered yet: number another one differently")
+            raise InvalidRequest(f"request {number} is not answered yet: use another number")
         if len(self._open) >= self._limits.requests_max:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
         if self._rates is not None and type(command) not in _NOT_COUNTED:
