@@ -263,7 +263,7 @@ class LinkConnection(LinkEnd[Numbered]):
             if kind == Kind.REPLY:
                 call = in_flight.pop(number, None)
                 if call is None:
-                    raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
+                    raise BadAnswer(f"a reply to number {number}, which was answered, or never existed")
                 command_kind = call.command.__class__
                 if command_kind is not Receive:
                     self.busy -= 1
@@ -285,7 +285,7 @@ class LinkConnection(LinkEnd[Numbered]):
             return
         call = self._answered(number)
         if call is None:
-            raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
+            raise BadAnswer(f"a reply to number {number}, which was answered, or never existed")
         if kind == Kind.ERROR:
             call.error = unpack_failure(raw)
             if call.command.__class__ is Subscribe:

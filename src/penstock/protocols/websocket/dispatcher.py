@@ -593,7 +593,7 @@ class Dispatcher:
     def _add_credit(self, number: int, command: AddPushCredit) -> None:
         push = self._pushes.get(command.push)
         if push is None:
-            raise SessionNotFound(f"push {command.push} has ended, or never was: start another one")
+            raise SessionNotFound(f"push {command.push} has ended, or never existed: start another one")
         if not 1 <= command.credit <= self._limits.credit_max:
             raise InvalidRequest(f"credit is {command.credit}: it must be from 1 to {self._limits.credit_max}")
         credit = AddCredit(subscription=push.subscription, credit=command.credit)
