@@ -35,7 +35,7 @@ def _work(ps: penstock.Penstock) -> None:
     with pytest.raises(penstock.MessageNotFound, match="was number 2 of queue 'orders', and is no longer there"):
         ps.find_message(third.id)
     for look in (ps.find_message, queue.look_up):
-        with pytest.raises(penstock.InvalidRequest, match="'nonsense' is no message id"):
+        with pytest.raises(penstock.InvalidRequest, match="'nonsense' is not a message id"):
             look("nonsense")
 
 

@@ -546,7 +546,7 @@ WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda text: text.replace(b'"whole":{"integer":3}', b'"whole":{}'),
         "line 5: attribute 'whole' has no value",
     ),
-    "more behind the end": (lambda text: text + text, "line 7: something follows the end"),
+    "more behind the end": (lambda text: text + text, "line 7: there is more after the end"),
 }
 
 

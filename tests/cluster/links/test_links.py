@@ -697,7 +697,7 @@ async def test_without_a_common_version_both_nodes_say_so(
         with pytest.raises(LinkRefused, match=r"speaks version .* and this one version .*: upgrade"):
             await node.link.probe()
         await asyncio.sleep(0.05)
-    refused = [record.getMessage() for record in caplog.records if "is cut" in record.getMessage()]
+    refused = [record.getMessage() for record in caplog.records if "was closed" in record.getMessage()]
     assert len(refused) == 1 and "upgrade the one with the lower number" in refused[0]
 
 

@@ -100,7 +100,7 @@ def test_a_redrive_that_is_told_to_stop_is_cancelled(
 def test_what_is_wrong_is_said(spark: Any, where: Where, ps: Any, dead: str) -> None:
     with pytest.raises(InvalidRequest, match="which dead-letter queues"):
         redrive(spark, where, [])
-    with pytest.raises(InvalidRequest, match="where cannot be followed"):
+    with pytest.raises(InvalidRequest, match=r"condition \(where\) is not valid"):
         redrive(spark, where, [dead], predicate="colour = 'red'", send=True)
     with pytest.raises(penstock.NotFound):
         redrive(spark, where, ["nosuch.dead"])
