@@ -131,7 +131,7 @@ def test_a_node_without_a_secret_is_kept_out_by_one_on_another_machine_only_whil
 ) -> None:
     far, near = cluster.node_with("far", 'link_address = "192.0.2.1:9326"\n'), cluster.node_with("near")
     far.start()
-    _is_refused(near, "needs a secret")
+    _is_refused(near, "needs the cluster's secret")
     assert {row["served_by"] for row in cluster.look().rows()} == {"far"}
     far.kill()
     near.start()

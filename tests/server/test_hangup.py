@@ -87,4 +87,4 @@ def test_the_rate_of_callers_is_read_again(tmp_path: Path) -> None:
         hang_up(server, "changed: [rest] requests_per_second, [rest] requests_burst")
         until(lambda: statuses_of_many(server, 5) == [200] * 5)
         config.write_text(FIRST)
-        hang_up(server, "only a restart takes: [rest] requests_per_second")
+        hang_up(server, "these need a restart: [rest] requests_per_second")

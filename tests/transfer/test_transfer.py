@@ -403,7 +403,7 @@ def test_queues_that_are_there_are_refused_before_anything_is_imported(data: Pat
     path = export_file(data, tmp_path / "file")
     with penstock.open(tmp_path / "new") as ps:
         ps.queue("steps.fifo").send("mine", group="g", dedup_id="1")
-    with pytest.raises(QueueExists, match=r"queue 'steps.fifo' is there already.* --into-existing"):
+    with pytest.raises(QueueExists, match=r"queue 'steps.fifo' exists already.* --into-existing"):
         transfer.import_queues(str(tmp_path / "new"), path)
     with penstock.open(tmp_path / "new") as ps:
         assert ps.queues() == ["steps.fifo"]

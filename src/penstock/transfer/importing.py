@@ -293,8 +293,8 @@ class Import:
                 "the queue. Nothing was imported"
             )
         raise QueueExists(
-            f"queue {name!r} exists already: delete it, leave it out, or use --into-existing to add the messages to "
-            "those that are there. Nothing was imported"
+            f"queue {name!r} exists already: delete it, leave it out, or use --into-existing to add the messages "
+            "to it. Nothing was imported"
         )
 
 

@@ -779,7 +779,7 @@ async def test_links_beyond_the_limit_are_refused() -> None:
 async def test_links_that_leave_the_machine_need_a_secret() -> None:
     open_identity = LinkIdentity("test", "a")
     far = Link("192.0.2.1:4170", open_identity, QUICK)
-    with pytest.raises(LinkRefused, match="needs a secret"):
+    with pytest.raises(LinkRefused, match="needs the cluster's secret"):
         await far.probe()
     with pytest.raises(NotReached):
         await ask(far, ListQueues())
