@@ -28,7 +28,7 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"subscribePattern": "x"}, False, "exactly one of"),
         ({"subscribe": " , "}, False, "at least one queue"),
         ({"subscribe": "no/slash"}, False, "no/slash"),
-        ({"subscribe": None, "subscribePattern": "("}, False, "no regular expression"),
+        ({"subscribe": None, "subscribePattern": "("}, False, "not a regular expression"),
         ({"subscribe": None, "assign": "orders"}, False, r'\{"orders": \[0\]\}'),
         ({"subscribe": None, "assign": '{"orders": []}'}, False, r"a list such as \[0\]"),
         ({"subscribe": None, "assign": '{"orders": [0, -1]}'}, False, r"a list such as \[0\]"),

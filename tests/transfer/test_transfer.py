@@ -521,8 +521,8 @@ def cut(text: bytes) -> bytes:
 
 
 WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda text: b"", "line 1: this is no export of Penstock"),
-    "another file": (lambda text: b'{"kind": "poem"}\n' + text, "line 1: this is no export of Penstock"),
+    "empty": (lambda text: b"", "line 1: this is not an export of Penstock"),
+    "another file": (lambda text: b'{"kind": "poem"}\n' + text, "line 1: this is not an export of Penstock"),
     "a later version": (
         lambda text: text.replace(b'"version":1', b'"version":2'),
         "line 1: the export is of version 2",

@@ -319,7 +319,7 @@ class ClusterNode(Node):
         if error is None and self._failure is not None:
             if isinstance(self._failure, PenstockError):
                 raise self._failure
-            raise LogUnavailable(f"the node could not go on: {self._failure}") from self._failure
+            raise LogUnavailable(f"the node had to stop: {self._failure}") from self._failure
 
     async def _drain(self) -> None:
         others = (name for name in self.maps.ledger.nodes if name != self._name)

@@ -138,7 +138,7 @@ def checked(
     if parse is not None and parse not in PARSE_FORMATS:
         raise ValueError(f"parse is {parse!r}: use one of {', '.join(PARSE_FORMATS)}")
     if (parse in ("json", "csv")) != bool(schema):
-        raise ValueError("json and csv need a schema, such as: id bigint, amount double; nothing else takes one")
+        raise ValueError("json and csv need a schema, such as: id bigint, amount double; other formats take none")
     conditions = dict(checks or {})
 
     def decorate(function: Callable[[], Any]) -> None:

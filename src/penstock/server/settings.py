@@ -507,7 +507,7 @@ class ConsoleSettings(_Section, frozen=True):
                 re.compile(pattern)
             except re.error as error:
                 raise InvalidSettings(
-                    f"[console] mask has {pattern!r}, which is no regular expression: {error}"
+                    f"[console] mask has {pattern!r}, which is not a regular expression: {error}"
                 ) from None
 
 

@@ -336,7 +336,7 @@ def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str
         try:
             re.compile(text)
         except re.error as error:
-            raise InvalidOption(f"subscribePattern is {text!r}, which is no regular expression: {error}") from None
+            raise InvalidOption(f"subscribePattern is {text!r}, which is not a regular expression: {error}") from None
         return None, text, None
     assigned = _assigned(text) if chosen == ["assign"] else None
     names = [name.strip() for name in text.split(",") if name.strip()] if assigned is None else list(assigned)

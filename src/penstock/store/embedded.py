@@ -537,8 +537,8 @@ def open_store(
     """
     if (Path(directory) / CLUSTER_NAME).exists():
         raise StoreError(
-            f"{directory} has several shards, and is no store by itself: serve it (penstock serve --data), and talk to "
-            "the server"
+            f"{directory} has several shards, so it cannot be opened directly: serve it (penstock serve --data), and "
+            "use the server"
         )
     if read_only:
         return StoreView(Path(directory), disk=disk)

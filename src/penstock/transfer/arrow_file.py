@@ -166,7 +166,7 @@ def read_arrow_file(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
     except _UNREADABLE as error:
         raise InvalidExport(f"{name}: the file is damaged, or a part of an export: {in_one_line(error)}") from None
     if _HEAD not in metadata:
-        raise InvalidExport(f"{name}: this is an Arrow file, and no export of Penstock")
+        raise InvalidExport(f"{name}: this is an Arrow file, but not an export of Penstock")
     head = read_head(metadata[_HEAD], name)
     try:
         queues = {each.queue: each for each in msgspec.json.decode(metadata[_QUEUES], type=list[QueueLine])}

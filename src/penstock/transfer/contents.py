@@ -313,10 +313,11 @@ def read_head(line: bytes, name: str) -> Head:
             raise KeyError("kind")
         version = msgspec.json.decode(fields["version"], type=int)
     except (ValueError, KeyError, RecursionError):
-        raise InvalidExport(f"{name}, line 1: this is no export of Penstock") from None
+        raise InvalidExport(f"{name}, line 1: this is not an export of Penstock") from None
     if version > VERSION:
         raise InvalidExport(
-            f"{name}, line 1: the export is of version {version}, and this build knows {VERSION}: use a later build"
+            f"{name}, line 1: the export has version {version} of the format, and this Penstock knows {VERSION}: "
+            "use a later version of Penstock"
         )
     try:
         return _decode_head(line)

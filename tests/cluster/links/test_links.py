@@ -676,7 +676,7 @@ async def test_nodes_speak_the_newest_version_that_both_know(monkeypatch: pytest
         await ask(node.link, send(b"one"))
         assert bodies(await ask(node.link, Receive(queue="q"))) == [b"one"]
         assert node.link._connection is not None and node.link._connection.version == 2
-        with pytest.raises(InvalidRequest, match="of an earlier build, without TallyQueues"):
+        with pytest.raises(InvalidRequest, match="has an earlier version of Penstock, without TallyQueues"):
             await ask(node.link, TallyQueues())
 
 

@@ -216,7 +216,9 @@ class LinkConnection(LinkEnd[Numbered]):
         unknown = [call for call in calls if call.command.__class__ in self._lacking]
         for call in unknown:
             name = type(call.command).__name__
-            call.error = InvalidRequest(f"the node at {self._link.address} is of an earlier build, without {name}")
+            call.error = InvalidRequest(
+                f"the node at {self._link.address} has an earlier version of Penstock, without {name}"
+            )
             asyncio.get_running_loop().call_soon(settle, call)
         return [call for call in calls if call.error is None] if unknown else calls
 

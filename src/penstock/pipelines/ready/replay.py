@@ -166,7 +166,7 @@ def _plan(chosen: Any, file: Path, arguments: dict[str, Any], again: bool, rate:
     if file.exists() and not again:
         plan: dict[str, Any] = json.loads(file.read_text())
         if plan["arguments"] != arguments:
-            raise InvalidRequest(f"{file} is of another replay: use its arguments, or another state file")
+            raise InvalidRequest(f"{file} belongs to another replay: use its arguments, or another state file")
         return plan
     size = PIECE_MESSAGES if rate is None else max(1, min(PIECE_MESSAGES, int(rate)))
     try:

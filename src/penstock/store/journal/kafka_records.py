@@ -240,6 +240,6 @@ class Assembly:
         if self._incomplete:
             key = min(self._incomplete)
             raise StoreDamaged(
-                f"{self._where}: parts of {len(self._incomplete)} values are missing, of {key!r} for one. Somebody "
-                "deleted messages there."
+                f"{self._where}: parts of {len(self._incomplete)} values are missing, of {key!r} for one. Another "
+                "program deleted messages there."
             )
