@@ -525,7 +525,7 @@ WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another file": (lambda text: b'{"kind": "poem"}\n' + text, "line 1: this is not an export of Penstock"),
     "a later version": (
         lambda text: text.replace(b'"version":1', b'"version":2'),
-        "line 1: the export is of version 2",
+        "line 1: the export has version 2 of the format",
     ),
     "cut in a line": (cut, r"line 5: the line is cut short"),
     "cut between lines": (lambda text: text[: text.rindex(b'{"kind":"end"')], "line 5: the end is missing"),
