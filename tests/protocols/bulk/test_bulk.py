@@ -996,7 +996,7 @@ def test_a_piece_that_begins_just_as_its_write_is_given_up_is_refused(
         staging.drop("t")
 
     monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
-    with pytest.raises(PieceNotFound, match="given up"):
+    with pytest.raises(PieceNotFound, match="was aborted"):
         staging.begin("t", "p")
 
 
