@@ -19,7 +19,7 @@ WARM_UP = 200
 TEXT = f"""
 {SENDERS} senders, each waiting for its message to be durable before it sends the next one; 200 bytes a message. The
 baseline is one thread that inserts and commits message by message into SQLite (WAL, `synchronous=FULL`: one fsync a
-commit), with nobody else in its way.
+commit), and has SQLite to itself.
 """
 
 SQLITE = "SQLite, one commit a message"

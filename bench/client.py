@@ -320,11 +320,11 @@ says how each is driven.
 The latency is that from the send to the listener's handler, at an even pace of a tenth of the rate at which the slowest
 contender sends singles: the same for everybody. Redis with `appendfsync always` is the only other one that syncs before
 it hands a message on: RabbitMQ syncs before it confirms, and hands on before that. "{UNSYNCED}" is a queue with
-`deliver_unsynced`, which promises what RabbitMQ does: handed on at once, confirmed after the sync. "{POLLING}"
-has a client besides that looks for what comes next for {BUSY_POLL_S * 1e3:g} ms before it falls asleep (`busy_poll`),
-which none of the other clients can; Penstock's server sleeps as they all do. "{FLOOR}" is no contender
-(`bench/client_floor.py`): a Python server that appends what it reads to a file, syncs it and echoes it, with a client
-that does nothing but look at the clock. With a sync before the handler is called, nothing in Python is faster here.
+`deliver_unsynced`, which promises what RabbitMQ does: handed on at once, confirmed after the sync. "{POLLING}" also has
+a client that polls for {BUSY_POLL_S * 1e3:g} ms before it sleeps (`busy_poll`). None of the other clients can do that.
+Penstock's server sleeps like all others. "{FLOOR}" is not a contender (`bench/client_floor.py`): a Python server that
+appends what it reads to a file, syncs it and echoes it, with a client that does nothing but look at the clock. With a
+sync before the handler is called, nothing in Python is faster here.
 """
 
 

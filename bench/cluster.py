@@ -568,18 +568,18 @@ offset after every {RUN}. Penstock has {RUNS_IN_FLIGHT} runs in flight at each n
 receive and an ack, of {RUN} messages. Through three nodes the queue has three partitions. Both sides read every body.
 The processor time is that of client, nodes and broker together.
 
-One by one: the share group's consumer (Java) calls `acknowledge` for each message. That goes to the broker with the
-next poll, and nobody waits for it; or it is confirmed (`commitSync`) before the next poll; or after each message, so
-that there is one in flight. A Penstock *listener* calls a function with each message, which is acknowledged when it
-returns; it gets more messages meanwhile, and the time is that until the last ack is durable. With *defaults*, neither
-is told how many messages to hold: share groups lock 2,000 of a partition, and a poll gives 500 of them or a batch; a
-listener has 2,000 that are not handled, and up to 2,000 whose ack is not durable. With *{FEW}*, a poll gives
-{IN_FLIGHT} messages (`max.poll.records`, `record_limit`), and a listener has so many that are not handled
-(`max_in_hand`). *Tasks*: {IN_FLIGHT} of them, on a connection with a prefetch of {IN_FLIGHT}; each takes a message,
-acknowledges it, and goes on when that is durable, which is more than a share group does unless it confirms each.
-Joining a group does not count; starting a listener does.
+One by one: the share group's consumer (Java) calls `acknowledge` for each message. The acknowledgement goes to the
+broker with the next poll, and nobody waits for it; or it is confirmed (`commitSync`) before the next poll; or it is
+confirmed at once, so that one message is in flight. A Penstock *listener* calls a function with each message, and
+acknowledges the message when the function returns. It gets more messages meanwhile. The clock stops when the last ack
+is durable. With *defaults*, nobody sets how many messages to hold: share groups lock 2,000 of a partition, and a poll
+gives 500 of them or a batch; a listener holds up to 2,000 that are not handled, and up to 2,000 whose ack is not
+durable. With *{FEW}*, a poll gives {IN_FLIGHT} messages (`max.poll.records`, `record_limit`), and a listener holds at
+most {IN_FLIGHT} that are not handled (`max_in_hand`). *Tasks* are {IN_FLIGHT} tasks on a connection with a prefetch of
+{IN_FLIGHT}. Each takes a message, acknowledges it, and continues when the ack is durable. A share group does that only
+if it confirms each message. Joining a group does not count; starting a listener does.
 
-A failover is looked at with the session timeout of {SESSION_S:g} s that is the default.
+Failovers are measured with the default session timeout of {SESSION_S:g} s.
 """
 
 

@@ -36,14 +36,14 @@ FIRST_RUNS = 2
 TEXT = """
 A store with {large:,} messages of 200 bytes waiting, against one with {small:,}. Each turn is a fresh process that
 opens the store, and then does what consumers do, {rounds} times over: receive a run, ack it durably, and (not timed)
-send as many again, so that the backlog keeps its length. *Receive and ack* is that loop's rate. What was sent again
-lasts in the large store, and is written to its table meanwhile; in the small one it is consumed before that. *Receive
-alone* leaves the ack with its sync out: there the small store has the advantage that its messages are still in memory
-from sending, while those of the large one come from the table, read ahead, and have their checksum verified. It is
-timed up to the bodies in hand, as the buffer and offsets that a batch gives without copying; making a list of them,
-each an object of its own, has a row of its own. *After opening*: the first messages, which both have to fetch from the
-disk. Memory is the resident set of the process after all that (`VmRSS`); the sender is the process that sent the whole
-backlog, at its end.
+send as many again, so that the backlog keeps its length. *Receive and ack* is that loop's rate. Messages that are sent
+again stay in the large store long enough to be written to its table; in the small store they are consumed before that.
+*Receive alone* leaves out the ack and its sync. There the small store has an advantage: its messages are still in
+memory from the send, while those of the large store are read from the table and have their checksums verified. The
+clock stops when the bodies are there, as the buffer and offsets that a batch gives without copying. Another row has the
+time to make a list of them, with an object for each. *After opening* is about the first messages, which both stores
+have to read from the disk. Memory is the resident set of the process at the end (`VmRSS`); the sender is the process
+that sent the whole backlog, at its end.
 """
 
 

@@ -35,11 +35,11 @@ TICK_S = 0.0005
 HELD_MS_MAX = 5.0
 TEXT = """
 A server with {large:,} queues against one with {small:,}, each started on a directory that has them; one queue in ten
-has a message. *Held* is the longest time that the event loop did nothing else while it answered: processor time of its
-thread between two ticks, which are half a millisecond apart. Nobody else is served meanwhile, so that is what an answer
-costs others. *To idle* compares it with the same loop when nobody asks. *Took* is the time at the client, and goes with
-what is looked at: `/metrics` and `/v1/stats` add up every queue, and NSQ's `/stats` has an entry for each. A page of a
-list is 100 queues on either server.
+has a message. *Held* is the longest time for which an answer kept the event loop busy: processor time of its thread
+between two ticks, which are half a millisecond apart. Nobody else is served meanwhile, so this is what an answer costs
+others. *To idle* compares it with the same loop without requests. *Took* is the time at the client. It depends on what
+the answer has to look at: `/metrics` and `/v1/stats` add up every queue, and NSQ's `/stats` has an entry for each. A
+page of a list is 100 queues on either server.
 """
 QUESTIONS: dict[str, tuple[str, str, str, dict[str, str], str]] = {
     "/metrics": ("http", "GET", "/metrics", {}, ""),

@@ -11,7 +11,7 @@ import sys
 
 from tools.compile import OUTPUT, SOURCES, is_up_to_date
 
-PLAIN = "Running the sources, in plain Python. `make compile` makes a faster build of them, in some minutes."
+PLAIN = "Running from the sources, in plain Python. `make compile` makes a faster build, in a few minutes."
 
 
 def main(arguments: list[str]) -> None:

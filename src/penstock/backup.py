@@ -125,7 +125,7 @@ def _check_target(source: Path, target: Path) -> None:
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"{target} is not empty: name a directory that is new, or empty")
     if target.resolve().is_relative_to(source.resolve()):
-        raise StoreError(f"{target} lies in {source}: name a directory elsewhere")
+        raise StoreError(f"{target} is inside {source}: name a directory elsewhere")
 
 
 # -- one moment --------------------------------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def _bring_together(fixed: list[_Fixed]) -> None:
         for store in late:
             store.refresh()
     raise StoreError(
-        f"{fixed[0].directory.parent}: so many messages move between shards that no moment was found in which all "
-        "stores fit together. Nothing was copied. Try again, or stop the server for the backup"
+        f"{fixed[0].directory.parent}: messages moved between shards all the time, so no moment was found in which "
+        "all stores fit together. Nothing was copied. Try again, or stop the server for the backup"
     )
 
 

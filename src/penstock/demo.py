@@ -55,12 +55,12 @@ def happenings(ps: penstock.Penstock) -> Iterator[Happening]:
 def _succeed(orders: penstock.Queue) -> Iterator[Happening]:
     with _next(orders) as message:
         yield _happening("receive", message, "LEASED")
-    yield _happening("ack", message, "DONE", "the block ended well")
+    yield _happening("ack", message, "DONE", "the with block ended without an error")
 
 
 def _forget(orders: penstock.Queue) -> Iterator[Happening]:
     forgotten = _next(orders, lease=_SHORT_LEASE_SECONDS)
-    yield _happening("receive", forgotten, "LEASED", "and nobody settles it")
+    yield _happening("receive", forgotten, "LEASED", "never acknowledged, so the lease ends")
     held = orders.receive(max=2)
     again = _next(orders)
     yield _happening("again", again, "LEASED", again.history[-1].error)
@@ -93,7 +93,7 @@ def _fail_until_dead(ps: penstock.Penstock, orders: penstock.Queue) -> Iterator[
 def _bring_back(ps: penstock.Penstock, orders: penstock.Queue) -> Iterator[Happening]:
     ps.redrive("orders.dead", error="handle").wait(_WAIT_SECONDS)
     with _next(orders) as message:
-        yield _happening("redrive", message, "READY", "same id, tries from the start")
+        yield _happening("redrive", message, "READY", "same id, attempts count from 0 again")
         yield _happening("receive", message, "LEASED", f"{len(message.history)} failures remembered")
     yield _happening("ack", message, "DONE", "somebody has glued it")
 

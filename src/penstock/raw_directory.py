@@ -74,7 +74,7 @@ def finding_of_chunk(packed: bytes, what: str, names: dict[int, str]) -> Finding
     try:
         key = ChunkKey.unpack(packed)
     except Exception:
-        return Finding("messages", f"a chunk has a key that is none ({packed.hex()}): {what}")
+        return Finding("messages", f"a chunk has an invalid key ({packed.hex()}): {what}")
     if packed[0] == keys.OUTBOX_QUEUES >> 56:
         return Finding("messages for other shards", what)
     where = f"messages {key.base} to {key.base + key.messages - 1}"
@@ -262,7 +262,9 @@ class RawDirectory:
             if len(data) % ALIGNMENT:
                 self._note_lacking(path, CUT_SHORT)
             if rolled == (last, True) and sequence + 1 not in sequences:
-                self._note_lacking(path.with_name(segment_name(sequence + 1)), "it is missing: commits went on there")
+                self._note_lacking(
+                    path.with_name(segment_name(sequence + 1)), "it is missing: later commits were there"
+                )
         if last < position and not self._unsure:
             self._layer = Layer(0)
 
@@ -347,11 +349,11 @@ class RawDirectory:
                 with self._connection.blobopen("chunks", "body", self._rows[key], readonly=True) as blob:
                     body = blob.read()
             except SQLITE_ERRORS as error:
-                raise ChunkDamaged(f"the table is damaged where it lies ({error})") from None
+                raise ChunkDamaged(f"the table is damaged where this chunk is stored ({error})") from None
         try:
             decoded(key, body)
         except ChunkDamaged:
             raise
         except Exception as error:
-            raise ChunkDamaged(f"it cannot be taken apart ({type(error).__name__})") from None
+            raise ChunkDamaged(f"it cannot be decoded ({type(error).__name__})") from None
         return body

@@ -257,7 +257,7 @@ def salvage(source: Path, target: Path, progress: Progress = lambda done, total:
     if stores == [source] and not is_store(source):
         raise StoreError(f"{source} holds no store: there is no {TABLE_NAME} and no {JOURNAL_NAME} in it")
     if target.resolve().is_relative_to(source.resolve()):
-        raise StoreError(f"{target} lies in {source}: name a directory elsewhere")
+        raise StoreError(f"{target} is inside {source}: name a directory elsewhere")
     with contextlib.ExitStack() as locked:
         for each in dict.fromkeys([source, *stores]):
             try:

@@ -82,7 +82,7 @@ def begun(server: Target, protocol: str, size: int) -> socket.socket:
 PROTOCOLS = ("sqs", "rest", "bulk", "nsq", "nsq-http", "websocket")
 TOO_SLOW = dict.fromkeys(PROTOCOLS, b"HTTP/1.1 408") | {
     "nsq": b"E_PUB_FAILED",
-    "websocket": (1008).to_bytes(2, "big") + b"the body came with fewer than",
+    "websocket": (1008).to_bytes(2, "big") + b"the body came too slowly: fewer than",
 }
 BUSY = dict.fromkeys(PROTOCOLS, b"HTTP/1.1 503") | {
     "nsq": b"E_PUB_FAILED",

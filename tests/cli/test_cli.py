@@ -776,7 +776,7 @@ MISTAKES = {
     "import new missing": "Invalid value for FILE: missing: No such file or directory",
     "pipeline run arkive": "there is no file 'arkive', and no ready pipeline of that name. Did you mean 'archive'?",
     "message reschedule orders 17": "Missing option '--delay'.",
-    "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
+    "receive orders --url localhost": "'localhost' is not the address of a server: write penstock://host:9325",
     "receive orders --url http://localhost:9325/v1": "write penstock://host:9325 or http://host:9325, and no path",
 }
 
@@ -800,7 +800,7 @@ def test_errors_say_which_command_helps(shell: Shell) -> None:
         "queue configure nope --lease 5": "`penstock queue list` lists the queues",
         "channel delete orders x": "`penstock channel list orders` lists its channels",
         "redrive orders": "With --to QUEUE, messages of any queue can be moved",
-        "session end nope": "session 'nope' is no id of a session: they look like 0-17, see `penstock session list`",
+        "session end nope": "session 'nope' is not a session id: ids look like 0-17, see `penstock session list`",
         "receive orders --output no/where": "Invalid value for --output: no/where: No such file or directory. "
         "`penstock receive --help` says more",
     }

@@ -379,7 +379,7 @@ def test_a_stopped_listener_stays_stopped(ps: Any) -> None:
     listener = ps.listen("in", lambda message: None)
     assert listener.stop() and listener.stop()
     assert listener.state == "stopped"
-    with pytest.raises(penstock.InvalidRequest, match="stopped: make another"):
+    with pytest.raises(penstock.InvalidRequest, match="stopped: create another"):
         listener.start()
 
 

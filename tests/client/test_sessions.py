@@ -94,7 +94,7 @@ def test_sessions_tell_what_they_hold_and_one_is_ended_by_its_id(world: World, p
 def test_only_an_id_of_a_session_ends_one(ps: Any) -> None:
     ps.create_queue("orders")
     for wrong in ("", "17", "0-0", "0--1", "0-1x", "worker-1"):
-        with pytest.raises(penstock.InvalidRequest, match="no id of a session"):
+        with pytest.raises(penstock.InvalidRequest, match="not a session id"):
             ps.end_session(wrong)
     session = ps.session("worker-1")
     number = next(each.id for each in ps.sessions() if each.name == "worker-1").split("-")[1]

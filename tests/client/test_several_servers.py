@@ -139,7 +139,7 @@ def test_when_no_server_can_be_reached_the_error_says_so() -> None:
 
 @pytest.mark.parametrize("url", ["penstock://a:9325,", "penstock://a:9325,b:x", "penstock://,b", "penstock://a,b/path"])
 def test_a_list_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="is no address of a server"):
+    with pytest.raises(penstock.InvalidRequest, match="is not the address of a server"):
         Address.parse(url)
 
 

@@ -35,7 +35,7 @@ def _work(ps: penstock.Penstock) -> None:
     with pytest.raises(penstock.MessageNotFound, match="was number 2 of queue 'orders', and is no longer there"):
         ps.find_message(third.id)
     for look in (ps.find_message, queue.look_up):
-        with pytest.raises(penstock.InvalidRequest, match="'nonsense' is no message id"):
+        with pytest.raises(penstock.InvalidRequest, match="'nonsense' is not a message id"):
             look("nonsense")
 
 
@@ -75,9 +75,9 @@ def test_explain_prints_the_life_of_a_message(tmp_path: Path) -> None:
             f"penstock: message {sent.id} was number 0 of queue 'orders', and is no longer there: it was {gone}",
         ),
         (["0", "--queue", "orders"], 3, f"penstock: queue 'orders' has no message 0: it was {gone}"),
-        (["nonsense"], 2, "penstock: 'nonsense' is no message id: ids look like"),
-        (["nonsense", "--queue", "orders"], 2, "penstock: 'nonsense' is no message id: ids look like"),
-        ([absent], 3, f"penstock: there is no message '{absent}': its queue is gone, or never was"),
+        (["nonsense"], 2, "penstock: 'nonsense' is not a message id: ids look like"),
+        (["nonsense", "--queue", "orders"], 2, "penstock: 'nonsense' is not a message id: ids look like"),
+        ([absent], 3, f"penstock: there is no message '{absent}': its queue is gone, or never existed"),
     ):
         ended = _penstock("explain", *asked, data=tmp_path / "data")
         assert (ended.returncode, ended.stdout) == (status, "")
@@ -101,7 +101,10 @@ def test_a_command_on_messages_that_are_not_there_says_so(tmp_path: Path) -> Non
     for command in (["delete"], ["release"], ["reschedule", "--delay", "5"]):
         ended = _penstock("message", *command, "orders", "999", data=tmp_path / "data")
         assert (ended.returncode, ended.stdout) == (3, "")
-        assert ended.stderr == "penstock: queue 'orders' has none of these messages: they are done, or gone\n"
+        assert (
+            ended.stderr
+            == "penstock: queue 'orders' has none of these messages: they were acknowledged, deleted or expired\n"
+        )
         ended = _penstock("message", *command, "orders", "999", "--json", data=tmp_path / "data")
         assert ended.returncode == 3 and ended.stdout.endswith(":0}\n")
     some = _penstock("message", "delete", "orders", "0", "999", data=tmp_path / "data")
@@ -113,5 +116,5 @@ def test_a_sequence_number_is_explained_with_its_queue_only(tmp_path: Path) -> N
         ps.queue("orders").send("tea")
     ended = _penstock("explain", "0", data=tmp_path / "data")
     assert ended.returncode == 2
-    assert "penstock: 0 is a sequence number: say of which queue, with --queue." in ended.stderr
+    assert "penstock: 0 is a sequence number: name its queue with --queue." in ended.stderr
     assert _penstock("explain", "0", "--queue", "orders", data=tmp_path / "data").returncode == 0

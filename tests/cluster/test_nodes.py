@@ -188,5 +188,5 @@ def test_a_node_of_another_name_does_not_take_the_topics_of_a_cluster(kafka: Kaf
         pass
     text = settings_text(kafka, "other", "b", tmp_path / "b", session_s=3)
     text = text.replace('name = "other"', f'name = "other"\nprefix = "{name}"')
-    with pytest.raises(InvalidSettings, match=f"topics of {name} are those of the cluster '{name}'.*'other'"):
+    with pytest.raises(InvalidSettings, match=f"topics of {name} belong to the cluster '{name}'.*'other'"):
         ThreadNode(parse(text))

@@ -120,7 +120,7 @@ def test_a_node_with_tls_and_one_without_do_not_get_together(cluster: TlsCluster
     names = ("plain", "encrypted") if has_tls else ("encrypted", "plain")
     nodes = {"plain": cluster.node_with("plain"), "encrypted": cluster.node("encrypted", "a")}
     nodes[names[0]].start()
-    words = "has no TLS on its links, and this one has" if has_tls else "has TLS on its links, and this one has not"
+    words = "has no TLS on its links, but this one has" if has_tls else "has TLS on its links, but this one has not"
     _is_refused(nodes[names[1]], words)
     assert {row["served_by"] for row in cluster.look().rows()} == {names[0]}
     assert "Traceback" not in nodes[names[0]].log
@@ -131,7 +131,7 @@ def test_a_node_without_a_secret_is_kept_out_by_one_on_another_machine_only_whil
 ) -> None:
     far, near = cluster.node_with("far", 'link_address = "192.0.2.1:9326"\n'), cluster.node_with("near")
     far.start()
-    _is_refused(near, "needs a secret")
+    _is_refused(near, "needs the cluster's secret")
     assert {row["served_by"] for row in cluster.look().rows()} == {"far"}
     far.kill()
     near.start()

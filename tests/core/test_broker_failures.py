@@ -405,7 +405,7 @@ def test_a_queue_without_dead_letters_is_redriven_to_a_target_only() -> None:
     driver.do(c.CreateQueue(name="fresh", channels=()))
     with pytest.raises(InvalidRequest, match="'fresh' has none"):
         driver.do(c.StartRedrive(queue="fresh"))
-    with pytest.raises(InvalidRequest, match="either discard or a target"):
+    with pytest.raises(InvalidRequest, match="discard or a target, not both"):
         driver.do(c.StartRedrive(queue="fresh", discard=True, target="elsewhere"))
     assert driver.do(c.DescribeQueue(name="fresh")).channels == [], "what is refused makes no channel"
     assert driver.do(c.StartRedrive(queue="q", target="elsewhere")).status == "running"

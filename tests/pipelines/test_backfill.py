@@ -78,7 +78,7 @@ def test_a_range_of_times_is_cut_at_both_ends(queues: Queues) -> None:
 
 def test_a_queue_that_nothing_reads_is_refused(queues: Queues) -> None:
     queues.send(1)
-    with pytest.raises(InvalidDefinition, match="the backfill names ordres, which nothing reads here"):
+    with pytest.raises(InvalidDefinition, match="the backfill names ordres, which this pipeline does not read"):
         backfill(Bench(queues, DEFINITION), Range(starting={"ordres": {"0": 5}}))
 
 

@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_is_shown_as_failed(tmp_path: Path) -> None:
     with state.locked():
         assert status_of(made, state, Where(data="nowhere"))["state"] == "running"
     found = status_of(made, state, Where(data="nowhere"))
-    assert (found["state"], found["reason"]) == ("failed", "the process 7 ended without a word: it was killed")
+    assert (found["state"], found["reason"]) == ("failed", "the process 7 ended without a final status: it was killed")
 
 
 def test_the_last_batch_is_read_from_what_spark_has_noted(tmp_path: Path) -> None:

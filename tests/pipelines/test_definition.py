@@ -82,14 +82,14 @@ CASES = {
         "orders.yaml:3: steps[0].sqll: there is no key 'sqll' (did you mean sql?); there are: name, from, sql",
     ),
     "no source": ("sink: {queue: b}\n", "orders.yaml: nothing is read: add source"),
-    "no sink": ("source: {queue: a}\n", "orders.yaml: nothing goes anywhere: add sink"),
+    "no sink": ("source: {queue: a}\n", "orders.yaml: nothing is written: add sink"),
     "two kinds of sink": (
         "source: {queue: a}\nsink: {queue: b, parquet: c}\n",
         "orders.yaml:2: sink: give one of queue, parquet, delta, iceberg, console (given: queue, parquet)",
     ),
     "missing table": (
         "source: {queue: a}\nsteps:\n  - sql: select * from sauce\nsink: {queue: b}\n",
-        "orders.yaml:3: steps[0]: 'step_1' reads 'sauce', which is no source and no step (did you mean source?)",
+        "orders.yaml:3: steps[0]: 'step_1' reads 'sauce', which is neither a source nor a step (did you mean source?)",
     ),
     "circle": (
         "source: {queue: a}\nsteps:\n  - {name: x, sql: select * from y}\n  - {name: y, sql: select * from x}\n"
@@ -107,7 +107,7 @@ CASES = {
     "secret": ("token: abc\nsource: {queue: a}\nsink: {queue: b}\n", "orders.yaml:1: token: keep secrets out"),
     "trigger": (
         "trigger: often\nsource: {queue: a}\nsink: {queue: b}\n",
-        "trigger: 'often' is no interval: write one like",
+        "trigger: 'often' is not an interval: write it like",
     ),
     "checks without dead letters": (
         "source: {queue: a}\nsteps:\n  - checks: [offset > 1]\nsink: {queue: b}\n",
@@ -127,7 +127,7 @@ CASES = {
     ),
     "key twice": (
         "source: {queue: a}\nsource: {queue: a}\n",
-        "orders.yaml:2: source: stands here a second time (first on",
+        "orders.yaml:2: source: is given a second time (first on",
     ),
     "no YAML": ("source: {queue: a\n", "orders.yaml:2: is not YAML"),
     "sink in a directory": (

@@ -95,10 +95,10 @@ sink: {{{kind}: {target}}}
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"state": "hdfs://host/state"}, "state.*cannot be read and locked without Spark"),
+        ({"state": "hdfs://host/state"}, "state.*Penstock itself cannot read and lock hdfs://"),
         ({"state": "s3a:/bucket"}, "state.*needs two slashes and a bucket"),
         ({"target": "s3a:///lake"}, "needs two slashes and a bucket"),
-        ({"kind": "delta", "target": "hdfs://host/lake"}, "cannot be read and locked without Spark"),
+        ({"kind": "delta", "target": "hdfs://host/lake"}, "Penstock itself cannot read and lock hdfs://"),
         ({"kind": "iceberg", "target": "s3a://bucket/lake"}, "needs a catalogue that is not a file there"),
     ],
 )

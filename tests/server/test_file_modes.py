@@ -111,7 +111,7 @@ except StoreError as error:
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.startswith(f"this user may not read {data}")
-    assert run.stdout.endswith("for the user who writes to it (number 0). Run this as that one, or ask its server.\n")
+    assert run.stdout.endswith("for the user who writes to it (number 0). Run this as that user, or ask its server.\n")
     assert run.stdout.count("\n") == 1
 
 

@@ -76,7 +76,7 @@ def test_limits_are_read_again_and_what_takes_a_restart_is_named(server: Served,
     send = "/v1/queues/orders/messages"
     assert post_status(server, "http", send, 2_000) in (200, 201)
     config.write_text(f"{FIRST}[http]\nbody_bytes_max = 1000\n[sqs]\nregion = 'eu-west-1'\n")
-    hang_up(server, "changed: [http] body_bytes_max; only a restart takes: [sqs] region")
+    hang_up(server, "changed: [http] body_bytes_max; these need a restart: [sqs] region")
     assert post_status(server, "http", send, 2_000) == 413
     config.write_text(FIRST)
     server.process.send_signal(signal.SIGHUP)
@@ -91,7 +91,7 @@ def test_the_rate_of_callers_is_read_again(tmp_path: Path) -> None:
         hang_up(server, "changed: [rest] requests_per_second, [rest] requests_burst")
         until(lambda: statuses_of_many(server, 5) == [200] * 5)
         config.write_text(FIRST)
-        hang_up(server, "only a restart takes: [rest] requests_per_second")
+        hang_up(server, "these need a restart: [rest] requests_per_second")
 
 
 def test_who_asks_while_the_server_starts_does_not_end_it_and_is_heard_when_it_has_started(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[nsq]\nlookup = ['::1:4160']", "give HOST:PORT"),
         ("[nsq]\nlatency_percentiles = [99]", "latency_percentiles has 99"),
         ("[server]\ntls_key = 'x'", "tls_certificate and tls_key go together"),
-        ("[server]\nhost = 'no such host.invalid'", "no address of this machine"),
+        ("[server]\nhost = 'no such host.invalid'", "not an address of this machine"),
         ("[sqs]\naccount = '12'", "12 digits"),
         ("[http]\nbody_bytes_max = 0", "body_bytes_max is 0"),
         ("[[queues]]\nname = 'a b'", "cannot name a queue"),

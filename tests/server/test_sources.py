@@ -78,7 +78,7 @@ def test_a_bad_variable_is_refused_by_its_name(variable: str, text: str, words: 
         ("", {"PENSTOCK_SQS_ACCOUNT": "12"}, (), "PENSTOCK_SQS_ACCOUNT is '12': an account has 12 digits"),
         ("[sqs]\naccount = '12'", {}, (), "[sqs] account is '12': an account has 12 digits"),
         ("", {"PENSTOCK_NSQ_LOOKUP": "a"}, ("--lookup", "b"), "--lookup is 'b': give HOST:PORT"),
-        ("", {}, ("--host", "a..b"), "--host is 'a..b', which is no address of this machine"),
+        ("", {}, ("--host", "a..b"), "--host is 'a..b', which is not an address of this machine"),
         ("[server]\nsqs_port = 'many'", {}, ("--sqs-port", "0"), "penstock.toml: [server] sqs_port is 'many': it must"),
         (
             "[server]\nsqs_port = 0",

@@ -147,7 +147,7 @@ def test_an_offset_whose_message_is_gone_is_an_error_unless_loss_is_fine(queues:
     name = queues.send(10, chunk=5)
     queues.rest("POST", "/v1/bulk/ack", {"channel": "main", "offsets": {name: 5}})
     wanted = f'{{"{name}": {{"0": 2}}}}'
-    with pytest.raises(Exception, match=r"the first message that is there is 5.*failOnDataLoss"):
+    with pytest.raises(Exception, match=r"whose first message is now 5.*failOnDataLoss"):
         queues.reader(startingOffsets=wanted).count()
     assert queues.numbers(queues.reader(startingOffsets=wanted, failOnDataLoss="false")) == list(range(5, 10))
 

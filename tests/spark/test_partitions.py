@@ -131,9 +131,9 @@ def test_times_bound_what_is_read_of_each_partition(wide: WideQueues) -> None:
     [
         ({"startingOffsets": '{"{q}": {"0": 1}}'}, r"and \[0, 1, 2\] are read: name each of them"),
         ({"endingOffsets": '{"{q}": {"0": -1, "1": -1, "2": -1, "3": -1}}'}, "name each of them"),
-        ({"subscribe": None, "assign": '{"{q}": [0, 3]}'}, "the partition 3: it has no such one"),
+        ({"subscribe": None, "assign": '{"{q}": [0, 3]}'}, "the partition 3, which does not exist"),
         ({"subscribe": None, "assign": '{"{q}": [0]}', "consume": "true"}, "some of its 3 partitions"),
-        ({"startingOffsets": '{"{q}": {"0": 9, "1": -2, "2": -2}}'}, "and its end is 0"),
+        ({"startingOffsets": '{"{q}": {"0": 9, "1": -2, "2": -2}}'}, "which ends at 0"),
     ],
 )
 def test_offsets_of_partitions_that_are_not_there_are_an_error(

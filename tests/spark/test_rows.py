@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_sent_is_named(columns: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ([("body", "string")], "no use for the column body; there are: value, topic"),
+        ([("body", "string")], "a message has no column body; there are: value, topic"),
         ([("key", "string")], "there is no column value"),
         ([("value", "string")], "there is no column topic and no option topic"),
         ([("value", "bigint"), ("topic", "string")], "value is bigint: it must be binary or string"),

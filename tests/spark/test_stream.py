@@ -283,7 +283,7 @@ def test_a_wrong_option_of_a_stream_reaches_the_user(queues: Queues) -> None:
         ("did you mean maxOffsetsPerTrigger", {"maxOffsetPerTrigger": "2"}),
         ("endingOffsets is for a batch", {"endingOffsets": "latest"}),
         ("there is no queue 'nosuch'", {"subscribe": "nosuch"}),
-        ("its end is 0", {"startingOffsets": f'{{"{queues.name()}": {{"0": 7}}}}'}),
+        ("which ends at 0", {"startingOffsets": f'{{"{queues.name()}": {{"0": 7}}}}'}),
     ):
         with pytest.raises(Exception, match=says) as told:
             queues.run(queues.stream(**options))

@@ -87,7 +87,7 @@ def test_a_second_opener_fences_the_first(options: KafkaOptions, tmp_path: Path)
         first.commit(changes_of({b"c/1": b"one"}, {b"r": b"1"}))
         with closing(open_kafka(options, 0, tmp_path / "second")) as second:
             assert content(second) == Model({b"c/1": b"one"}, {b"r": b"1"})
-            with pytest.raises(ShardFenced, match="shard 0 is somebody else's by now"):
+            with pytest.raises(ShardFenced, match="shard 0 belongs to another node now"):
                 first.commit(changes_of({b"c/2": b"two"}, {b"r": b"2"}))
             with pytest.raises(ShardFenced):
                 first.commit(changes_of({b"c/2": b"two"}))
@@ -678,7 +678,7 @@ def test_properties_of_kafka_reach_every_client() -> None:
 def test_properties_that_librdkafka_does_not_take_are_named(
     properties: dict[str, Any], complaint: str, kafka: KafkaCluster
 ) -> None:
-    with pytest.raises(LogUnsafe, match=rf"\[kafka\] properties cannot be followed: .*{complaint}"):
+    with pytest.raises(LogUnsafe, match=rf"\[kafka\] properties are not valid: .*{complaint}"):
         prepare_topics(options_for(kafka, properties=properties))
 
 

@@ -222,7 +222,7 @@ def test_damage_of_a_table_that_is_a_cache_is_told_and_is_no_damaged_chunk(tmp_p
 
     def fails(self: table_module.TableReads, key: bytes) -> bytes:
         if key == b"a":
-            raise ChunkDamaged("the table is damaged where it lies")
+            raise ChunkDamaged("the table is damaged where this chunk is stored")
         if key == b"b":
             raise error_of("SQLITE_CORRUPT")
         return reads(self, key)

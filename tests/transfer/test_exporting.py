@@ -42,7 +42,7 @@ def test_messages_that_are_damaged_are_left_out_and_counted(
     transfer.export_queues(str(tmp_path / "data"), output=tmp_path / "file")
     expected = [f"{at} {number}" for at in range(3) if at + 1 not in ids for number in range(2)]
     assert bodies(tmp_path / "file") == expected
-    assert f"{2 * len(ids)} messages of orders are damaged, and not exported" in capsys.readouterr().err
+    assert f"{2 * len(ids)} messages of orders are damaged, and were not exported" in capsys.readouterr().err
 
 
 def test_a_message_that_is_delivered_once_and_was_received_is_not_exported(

@@ -132,7 +132,7 @@ ARROW: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "an attribute is null": (with_column("attributes", [[None], []], arrow_file._ATTRIBUTES), "row 1: it is damaged"),
     "bad UTF-8 in the head": (
         lambda table: table.replace_schema_metadata({b"penstock.export": b'{"kind":"\xff"}'}),
-        "no export of Penstock",
+        "not an export of Penstock",
     ),
     "bad UTF-8 in the queues": (
         lambda table: table.replace_schema_metadata({b"penstock.queues": b'[{"kind":"queue","queue":"\xff"}]'}),

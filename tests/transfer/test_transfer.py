@@ -403,7 +403,7 @@ def test_queues_that_are_there_are_refused_before_anything_is_imported(data: Pat
     path = export_file(data, tmp_path / "file")
     with penstock.open(tmp_path / "new") as ps:
         ps.queue("steps.fifo").send("mine", group="g", dedup_id="1")
-    with pytest.raises(QueueExists, match=r"queue 'steps.fifo' is there already.* --into-existing"):
+    with pytest.raises(QueueExists, match=r"queue 'steps.fifo' exists already.* --into-existing"):
         transfer.import_queues(str(tmp_path / "new"), path)
     with penstock.open(tmp_path / "new") as ps:
         assert ps.queues() == ["steps.fifo"]
@@ -521,11 +521,11 @@ def cut(text: bytes) -> bytes:
 
 
 WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda text: b"", "line 1: this is no export of Penstock"),
-    "another file": (lambda text: b'{"kind": "poem"}\n' + text, "line 1: this is no export of Penstock"),
+    "empty": (lambda text: b"", "line 1: this is not an export of Penstock"),
+    "another file": (lambda text: b'{"kind": "poem"}\n' + text, "line 1: this is not an export of Penstock"),
     "a later version": (
         lambda text: text.replace(b'"version":1', b'"version":2'),
-        "line 1: the export is of version 2",
+        "line 1: the export has version 2 of the format",
     ),
     "cut in a line": (cut, r"line 5: the line is cut short"),
     "cut between lines": (lambda text: text[: text.rindex(b'{"kind":"end"')], "line 5: the end is missing"),
@@ -546,7 +546,7 @@ WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda text: text.replace(b'"whole":{"integer":3}', b'"whole":{}'),
         "line 5: attribute 'whole' has no value",
     ),
-    "more behind the end": (lambda text: text + text, "line 7: something follows the end"),
+    "more behind the end": (lambda text: text + text, "line 7: there is more after the end"),
 }
 
 

@@ -35,7 +35,7 @@ def _look(
 
     found = settings.Settings() if config is None else settings.load(config)
     if bootstrap is not None and zookeeper is not None:
-        raise settings.InvalidSettings("--bootstrap, --zookeeper: a cluster is in Kafka, or in ZooKeeper")
+        raise settings.InvalidSettings("give --bootstrap (for Kafka) or --zookeeper, not both")
     engine = "zookeeper" if zookeeper is not None else found.server.engine
     if engine not in settings.CLUSTER_CLIENTS or bootstrap is not None:
         engine = "kafka"

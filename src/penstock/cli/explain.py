@@ -37,7 +37,7 @@ def explain(
     penstock explain f058b7b8-246f-4424-ac54-c584acaebd01
     """
     if queue is None and isinstance(named(message), int):
-        raise click.UsageError(f"{message} is a sequence number: say of which queue, with --queue.")
+        raise click.UsageError(f"{message} is a sequence number: name its queue with --queue.")
     life = ps.find_message(message) if queue is None else ps.queue(queue).look_up(named(message))
     is_done = all(each.state.name == "DONE" for each in life.channels)
     if as_json:
@@ -99,7 +99,7 @@ def _print_count(count: int, done: str, queue: str, as_json: bool) -> None:
     from penstock import MessageNotFound
 
     if not count and not as_json:
-        raise MessageNotFound(f"queue {queue!r} has none of these messages: they are done, or gone")
+        raise MessageNotFound(f"queue {queue!r} has none of these messages: they were acknowledged, deleted or expired")
     print_done(f"{count} {done}", {done: count}, as_json)
     if not count:
         raise click.exceptions.Exit(Exit.NOTHING)

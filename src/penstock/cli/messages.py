@@ -274,9 +274,9 @@ def _inputs(
 ) -> tuple[list[Path], bytes | None]:
     """The files to read, none if the bodies are given; and what ends a message there, if anything does."""
     if lines and null:
-        raise click.BadParameter("give one of --lines and --null")
+        raise click.BadParameter("give --lines or --null, not both")
     if bodies and (files or lines or null):
-        raise click.BadParameter("bodies and --file, --lines or --null do not go together", param_hint="BODIES")
+        raise click.BadParameter("give bodies as arguments, or use --file, --lines or --null", param_hint="BODIES")
     if bodies:
         return [], None
     if null:
@@ -384,7 +384,7 @@ def receive(
     penstock receive orders --follow --json | jq .body
     """
     if as_json and (raw or null):
-        raise click.BadParameter("--json and --raw or --null do not go together")
+        raise click.BadParameter("--json cannot be combined with --raw or --null")
     place: Penstock | Session = ps
     if not ack:  # a session that outlives this process, or a server would take the messages back when we hang up
         place = ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
@@ -549,7 +549,7 @@ def from_files(paths: Iterable[Path], separator: bytes | None) -> Iterator[list[
             if separator is None:
                 body = stream.read(BODY_BYTES_MAX + 1)
                 if len(body) > BODY_BYTES_MAX:
-                    raise InvalidRequest(f"{path} is larger than any message may be: cut it with --lines or --null")
+                    raise InvalidRequest(f"{path} is larger than any message may be: split it with --lines or --null")
                 yield [body]
                 continue
             for bodies in cut(stream, separator):

@@ -243,7 +243,7 @@ def sql(
     from penstock.pipelines.sql import frame_of, rows_of
 
     if as_json and as_csv:
-        raise click.BadParameter("give one of --json and --csv")
+        raise click.BadParameter("give --json or --csv, not both")
     with spark_for("sql", master, _pairs(conf)) as spark:
         frame = frame_of(spark, query, _place(data, url, token))
         rows = rows_of(frame)
@@ -343,7 +343,7 @@ def _load(file: Path, trigger: str | None = None) -> Pipeline:
     from penstock.pipelines.definition import load, seconds_of
 
     if trigger is not None and seconds_of(trigger) is None:
-        raise click.BadParameter(f"{trigger!r} is no interval: write one like '5 seconds'", param_hint="--trigger")
+        raise click.BadParameter(f"{trigger!r} is not an interval: write it like '5 seconds'", param_hint="--trigger")
     with invalid_reported():
         pipeline = load(file)
     if trigger is None:
@@ -386,7 +386,7 @@ def _where(pipeline: Pipeline, data: Path | None, url: str | None, token: str | 
     from penstock.pipelines.where import where_of
 
     if data is not None and url is not None:
-        raise click.BadParameter("give one of --data and --url")
+        raise click.BadParameter("give --data or --url, not both")
     return where_of(pipeline.settings, url, None if data is None else str(data), token, pipeline.file.parent)
 
 
@@ -410,7 +410,7 @@ def _part(
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if part is not None and not once:
-        raise click.BadParameter("a backfill ends: leave --continuous out")
+        raise click.BadParameter("a backfill ends by itself: leave out --continuous")
     return part
 
 
@@ -423,7 +423,7 @@ def _pairs(given: list[str] | None) -> dict[str, str]:
     pairs = [each.partition("=") for each in given or ()]
     wrong = [key for key, equals, _ in pairs if not equals or not key]
     if wrong:
-        raise click.BadParameter(f"{wrong[0]!r} is no setting: write key=value", param_hint="--conf")
+        raise click.BadParameter(f"{wrong[0]!r} is not a setting: write key=value", param_hint="--conf")
     return {key: value for key, _, value in pairs}
 
 

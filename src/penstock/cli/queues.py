@@ -331,7 +331,7 @@ def redrive(
 def _nothing_moved(queue: str, skipped: int, to: str | None) -> str:
     """Why a redrive may have found nothing to move."""
     hint = "" if to is not None else "; messages without an origin need --to"
-    return f"nothing was moved: none of the {skipped:,} messages of {queue} is what was asked for{hint}"
+    return f"nothing was moved: none of the {skipped:,} messages of {queue} matches{hint}"
 
 
 def _followed(started: Redrive, queue: str) -> RedriveTask:
@@ -502,6 +502,6 @@ def end_session(
 
     penstock session end 0-17
     """
-    confirm(f"End session {session}, and give back what it holds?", yes)
+    confirm(f"End session {session}, and release its messages?", yes)
     released = ps.end_session(session)
     print_done(f"ended {session}: {counted(released, 'message')} released", {"released": released}, as_json)

@@ -67,7 +67,7 @@ def archive(
 
     def after(spark: Any, progress: list[QueryProgress]) -> None:
         joined, rows = archives.compact(path) if compact else 0, progress[0].rows
-        text = f"archived {rows} messages to {path}" + (f", {joined} small files joined" if joined else "")
+        text = f"archived {rows} messages to {path}" + (f", {joined} small files merged" if joined else "")
         print_done(text, {"rows": rows, "batches": progress[0].batches, "joined": joined}, as_json)
 
     run_pipeline(_paced(pipeline, every), _where(url, token), once, state, master, {}, as_json, after=after)
@@ -157,7 +157,7 @@ def redrive(
     if not as_json:
         for title, rows in done.analysis.items():
             print_rows(rows, False, f"Dead letters: {title}")
-    fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (say --send to send them back)"
+    fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (use --send to send them back)"
     found = {"dead_letters": done.dead_letters, "chosen": done.chosen, "moved": done.moved, "skipped": done.skipped}
     plain = {
         title: [
@@ -233,7 +233,7 @@ def report(
 def dedupe(
     source: Annotated[str, Option("--from", help="The queue to read.", show_default=False)],
     to: To,
-    by: Annotated[str, Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
+    by: Annotated[str, Option(help="What makes two messages equal: key, content, or SQL.")] = "content",
     within: Within = "10 minutes",
     state: ReadyState = ".penstock",
     once: Once = True,
@@ -290,7 +290,7 @@ def _where(url: str | None, token: str | None) -> Where:
 
 def _paced(pipeline: Pipeline, every: str) -> Pipeline:
     if seconds_of(every) is None:
-        raise click.BadParameter(f"{every!r} is no interval: write one like '5 seconds'", param_hint="--every")
+        raise click.BadParameter(f"{every!r} is not an interval: write it like '5 seconds'", param_hint="--every")
     return dataclasses.replace(pipeline, settings=dataclasses.replace(pipeline.settings, trigger=every))
 
 

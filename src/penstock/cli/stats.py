@@ -156,8 +156,8 @@ def top(
     ps: Penstock,
     queues: Names = None,
     prefix: Prefix = "",
-    interval: Annotated[float, Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, Option("--once", help="Look for one interval, print one table, and end.")] = False,
+    interval: Annotated[float, Option("--interval", "-i", min=0.05, help="Seconds between two measurements.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Measure one interval, print one table, and end.")] = False,
     looks: Annotated[int | None, Option(min=1, help="End after this many tables.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -164,7 +164,7 @@ def _speaking_of_tokens(token: str | None) -> Iterator[None]:
 def chosen(data: Path | None, url: str | None) -> Path | str:
     """A directory, or a server's address. Flags go before the environment, and two of a kind contradict each other."""
     if data is not None and url is not None:
-        raise click.BadParameter("give one of --data and --url")
+        raise click.BadParameter("give --data or --url, not both")
     if data is not None or url is not None:
         return data or url or DEFAULT_DIRECTORY
     in_data, in_url = os.environ.get("PENSTOCK_DATA"), os.environ.get("PENSTOCK_URL")

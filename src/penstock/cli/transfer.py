@@ -90,12 +90,14 @@ def export_queues(
         why = "there is none" if data is not None else "there is none that this token may read"
         print(f"penstock: no queue was exported from {source}: {why}", file=sys.stderr)
     for name, count in found.received.items():
-        text = f"{counted(count, 'message')} of {name} were received, are delivered once only, and not exported"
+        text = (
+            f"{counted(count, 'message')} of {name} were not exported: they were received, and are delivered only once"
+        )
         print(f"penstock: {text}", file=sys.stderr)
     for name, count in found.quarantined.items():
-        print(f"penstock: {counted(count, 'message')} of {name} are damaged, and not exported", file=sys.stderr)
+        print(f"penstock: {counted(count, 'message')} of {name} are damaged, and were not exported", file=sys.stderr)
     for name, consumers in found.consumers.items():
-        print(f"penstock: consumers of {name} are not exported: {', '.join(consumers)}", file=sys.stderr)
+        print(f"penstock: consumers of {name} were not exported: {', '.join(consumers)}", file=sys.stderr)
     if output is not None:
         text = f"{output}: {counted(len(lines), 'queue')}, {counted(messages, 'message')}"
         print_done(text, {"file": str(output), "queues": len(lines), "messages": messages}, as_json)
@@ -177,7 +179,7 @@ def import_queues(
                 print(f"penstock: interrupted: {_so_far(started)}", file=sys.stderr)
                 raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     for channel, count in done.repeated.items():
-        text = f"{channel} gets {counted(count, 'message')} again that it had done: see docs/backup.md"
+        text = f"{channel} gets {counted(count, 'message')} again that it had acknowledged: see docs/backup.md"
         print(f"penstock: {text}", file=sys.stderr)
     known = f" ({counted(done.known, 'message')} had been imported before)" if done.known else ""
     text = f"{target}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
@@ -187,7 +189,7 @@ def import_queues(
 
 def _so_far(started: Import) -> str:
     done = started.done.messages + started.done.known
-    return f"{counted(done, 'message')} are imported: the same command again goes on from there"
+    return f"{counted(done, 'message')} were imported: the same command again continues from there"
 
 
 @contextmanager

@@ -120,8 +120,8 @@ def _options(
 ) -> Options:
     if token is not None and (not isinstance(token, str) or not _IN_A_HEADER.fullmatch(token)):
         raise InvalidRequest(
-            "a token is ASCII text without line breaks, or spaces around it, and this one is not: if it was read from "
-            "a file, strip it"
+            "the token must be ASCII text without line breaks, and without spaces around it: if it was read from a "
+            "file, strip it"
         )
     if not isinstance(name, str) or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise InvalidRequest(f"name is {name!r}: it must be text")
@@ -131,11 +131,11 @@ def _options(
         raise InvalidRequest(f"there is no transport {transport!r}; the transports are: {', '.join(TRANSPORTS)}")
     credits = prefetch.values() if isinstance(prefetch, Mapping) else [prefetch]
     if any(not isinstance(credit, int) or credit < 0 for credit in credits):
-        raise InvalidRequest(f"prefetch is {prefetch!r}: give a number of messages, from 0 up, or one for each queue")
+        raise InvalidRequest(f"prefetch is {prefetch!r}: give a number of messages (0 or more), or one for each queue")
     if routing == "direct" and isinstance(prefetch, int) and prefetch:
         raise InvalidRequest(
-            "queues with prefetching are not routed, so prefetch for every queue leaves nothing for routing='direct': "
-            "name the queues to prefetch, or leave one of the two out"
+            "queues with prefetch are not routed, so prefetch for every queue contradicts routing='direct': name the "
+            "queues to prefetch, or leave out one of the two"
         )
     return Options(
         token=token,
@@ -159,7 +159,7 @@ def _routing(url: str, routing: RoutingName | None) -> tuple[str, RoutingName]:
     (('penstock://host', 'direct'), ('penstock://host', 'forward'))
     """
     if not isinstance(url, str):
-        raise InvalidRequest(f"{url!r} is no address of a server: write penstock://host:9325")
+        raise InvalidRequest(f"{url!r} is not the address of a server: write penstock://host:9325")
     bare, mark, query = url.partition("?")
     said = parse_qsl(query, keep_blank_values=True)
     if mark and [name for name, _ in said] != ["routing"]:

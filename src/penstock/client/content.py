@@ -500,7 +500,9 @@ class LeasedBatch:
 
     def _part(self, part: slice) -> Delivery:
         if not isinstance(part, slice) or part.step not in (None, 1):
-            raise InvalidRequest(f"{part!r} cuts no batch: write batch[10:20], or batch.messages()[10] for one message")
+            raise InvalidRequest(
+                f"{part!r} is not a slice of a batch: write batch[10:20], or batch.messages()[10] for one message"
+            )
         start, stop, _ = part.indices(len(self))
         runs, before = [], 0
         for run in self._delivery.runs:
@@ -621,5 +623,5 @@ def listed(receipt: str | Iterable[str]) -> list[str]:
     if isinstance(receipt, str):
         return [receipt]
     if not isinstance(receipt, Iterable):
-        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
+        raise InvalidRequest(f"{receipt!r} is not a receipt: give `message.receipt`, or a list of receipts")
     return list(receipt)

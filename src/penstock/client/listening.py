@@ -260,7 +260,7 @@ class GroupOrder(Generic[M]):
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-_GENERATOR = "the handler {name!r} is a generator: nothing of it would run, so let it return, and not yield"
+_GENERATOR = "the handler {name!r} is a generator, which would never run: use return instead of yield"
 
 
 def check_callable(handler: Callable[..., Any]) -> None:

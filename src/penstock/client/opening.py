@@ -194,8 +194,8 @@ class _Own(Generic[_S]):
 
     def _refuse_child(self) -> None:
         raise InvalidRequest(
-            "this store was opened before a fork, by the parent, and one process at a time can have it: open "
-            "another one in the child, or have a server (penstock serve) and use penstock.connect in both"
+            "this store was opened by the parent, before a fork, and only one process at a time can use it: open "
+            "another one in the child, or run a server (penstock serve) and use penstock.connect in both"
         )
 
 
@@ -334,7 +334,7 @@ def _view(path: str | os.PathLike[str], options: dict[str, Any]) -> StoreView:
 def _check_path(path: str | os.PathLike[str]) -> None:
     """`InvalidRequest` for what is no path, or means something else: a store would come to be in an odd place."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise InvalidRequest(f"{path!r} is no path: give a directory, or {MEMORY!r}")
+        raise InvalidRequest(f"{path!r} is not a path: give a directory, or {MEMORY!r}")
     if not os.fspath(path) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r} names no directory: give one ('.' is the one you are in), or {MEMORY!r}")
     if os.fspath(path).startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):

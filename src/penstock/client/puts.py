@@ -55,10 +55,11 @@ class Puts:
         frame_size = size + _frame_overhead(send) + (len(send.queue) if is_another else 0)
         is_too_long = self._frame_bytes_max is not None and self._frame_bytes + frame_size > self._frame_bytes_max
         if self.bytes + size > BATCH_BYTES_MAX or is_too_long:
+            found = self._frame_bytes + frame_size if is_too_long else self.bytes + size
             most = self._frame_bytes_max if is_too_long else BATCH_BYTES_MAX
             raise BatchTooLarge(
-                f"{size} bytes more would make {self.bytes + size} in one unit of work: commit before, and put the "
-                f"rest into another one; a commit carries at most {most}"
+                f"with this put, the unit of work would have {found} bytes, and a commit carries at most {most}: "
+                "commit first, and put the rest into another one"
             )
         self.bytes += size
         self._frame_bytes += frame_size

@@ -55,7 +55,7 @@ def lease_length_ms(lease: Seconds) -> int:
     """
     ms = length_ms(lease, "lease")
     if ms is None:
-        raise InvalidRequest("lease is None: give seconds, from now on; 0 gives the message back")
+        raise InvalidRequest("lease is None: give seconds, from now on; 0 releases the message")
     return ms
 
 

@@ -199,13 +199,13 @@ class ClusterNode(Node):
             return
         if found.name not in ("", engine.cluster):
             raise InvalidSettings(
-                f"the topics of {self._settings.cluster.topic_prefix} are those of the cluster {found.name!r}, and "
-                f"[cluster] name says {engine.cluster!r}: use the same name, or another prefix"
+                f"the topics of {self._settings.cluster.topic_prefix} belong to the cluster {found.name!r}, but "
+                f"[cluster] name is {engine.cluster!r}: use the same name, or another prefix"
             )
         if found.shards != engine.shards:
             raise InvalidSettings(
-                f"the cluster {engine.cluster!r} has {found.shards} shards, and [cluster] shards says "
-                f"{engine.shards}: the number is fixed when a cluster is made"
+                f"the cluster {engine.cluster!r} has {found.shards} shards, but [cluster] shards is "
+                f"{engine.shards}: the number is fixed when a cluster is created"
             )
 
     async def _listen_for_links(self, host: ShardHost) -> None:
@@ -319,7 +319,7 @@ class ClusterNode(Node):
         if error is None and self._failure is not None:
             if isinstance(self._failure, PenstockError):
                 raise self._failure
-            raise LogUnavailable(f"the node could not go on: {self._failure}") from self._failure
+            raise LogUnavailable(f"the node had to stop: {self._failure}") from self._failure
 
     async def _drain(self) -> None:
         others = (name for name in self.maps.ledger.nodes if name != self._name)
@@ -360,7 +360,9 @@ class ClusterNode(Node):
             self._seen_own_record = found is not None or self._seen_own_record
         elif found.incarnation != self._record_of_node.incarnation:
             if self._seen_own_record and self._failure is None:
-                self._failed(NameTaken(f"another process has joined as node {self._name!r}: give each its own name"))
+                self._failed(
+                    NameTaken(f"another process has joined as node {self._name!r}: give each node its own name")
+                )
         elif found.state == "gone" and self._record_of_node.state != "gone":
             self._publish()
 

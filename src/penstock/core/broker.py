@@ -712,7 +712,7 @@ class Broker:
     def check_session(self, session: int) -> None:
         """`SessionNotFound` unless there is this session, or none is named."""
         if session and session not in self.sessions:
-            raise SessionNotFound(f"session {session} has ended, or never was: open another one")
+            raise SessionNotFound(f"session {session} has ended, or never existed: open another one")
 
     def find_queue(self, name: str, of_queue: int = 0) -> Queue:
         """The queue with this name; and with this id, unless that is 0."""

@@ -155,7 +155,7 @@ class Relay:
         if not 100 <= self._claim_ms <= DEDUP_WINDOW_MS // 2:
             raise InvalidRequest(f"claim is {claim}: it must be from 0.1 to {DEDUP_WINDOW_MS // 2_000} seconds")
         if self._poll_seconds <= 0:
-            raise InvalidRequest(f"poll is {poll}: give the seconds between two looks")
+            raise InvalidRequest(f"poll is {poll}: it must be more than 0 seconds")
         self._stopping = False
         self._wake = Signal()
         self._thread: threading.Thread | None = None

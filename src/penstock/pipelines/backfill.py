@@ -92,7 +92,7 @@ def _offsets(text: str) -> Offsets:
         found = json.loads(text)
         return {queue: {str(int(part)): int(at) for part, at in parts.items()} for queue, parts in found.items()}
     except (ValueError, AttributeError, TypeError):
-        raise ValueError(f'{text!r} are no offsets: write them like {{"orders": {{"0": 120}}}}') from None
+        raise ValueError(f'{text!r} are not offsets: write them like {{"orders": {{"0": 120}}}}') from None
 
 
 def backfill_of(pipeline: Pipeline, part: Range) -> Pipeline:
@@ -128,5 +128,5 @@ def delete_channels(pipeline: Pipeline, state: State, where: Where) -> list[str]
                         connection.ask("DELETE", path)
                     except ServerFailed as error:
                         if error.status != 404:
-                            failed.append(f"the channel {offset['channel']} of {queue} is left: {error}")
+                            failed.append(f"the channel {offset['channel']} of {queue} was not deleted: {error}")
     return failed

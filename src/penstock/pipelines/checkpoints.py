@@ -185,9 +185,9 @@ def _check_fresh(pipeline: Pipeline, output: Output, directory: Path | RemotePat
     path = table_path(pipeline, output, directory)
     if output.kind == "parquet" and (path / _SPARK_FILES).exists():
         raise IncompatibleCheckpoint(
-            f"{path} was written by another stream, whose checkpoint is not here: the first batches of this one would "
-            "be taken for written already, and be lost. Name another directory, or use --reset-checkpoint, which moves "
-            "the files aside"
+            f"{path} was written by another stream, whose checkpoint is not here: Spark would take the first batches "
+            "of this one for written already, and they would be lost. Name another directory, or use "
+            "--reset-checkpoint, which moves the files aside"
         )
 
 
@@ -233,7 +233,7 @@ def _read(path: Path | RemotePath) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError:
-        raise IncompatibleCheckpoint(f"{path} is damaged: delete it if you know what it was") from None
+        raise IncompatibleCheckpoint(f"{path} is damaged: delete it to start anew") from None
     return found if isinstance(found, dict) else None
 
 
@@ -248,7 +248,10 @@ def status_of(pipeline: Pipeline, state: State, where: Where) -> dict[str, Any]:
     found = dict(state.read_status() or {"pipeline": pipeline.name, "state": "never run", "queries": []})
     is_running = state.is_locked()
     if found["state"] not in (*_OVER, "never run") and not is_running:
-        found |= {"state": "failed", "reason": f"the process {found.get('pid')} ended without a word: it was killed"}
+        found |= {
+            "state": "failed",
+            "reason": f"the process {found.get('pid')} ended without a final status: it was killed",
+        }
     known = {query["query"]: query for query in found["queries"]}
     ends = _ends(pipeline, state, where)
     found["queries"] = [_query(known.get(name), name, state, ends, is_running) for name in pipeline.queries]

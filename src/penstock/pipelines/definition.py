@@ -263,7 +263,7 @@ def _name_problems(pipeline: Pipeline) -> Iterable[Problem]:
     for name in set(pipeline.sources) & set(pipeline.views):
         yield Problem(pipeline.views[name].at, f"there is a source and a step called {name!r}: rename one")
     if not pipeline.outputs:
-        yield Problem(Place(str(pipeline.file)), "nothing goes anywhere: add a sink")
+        yield Problem(Place(str(pipeline.file)), "nothing is written: add a sink")
 
 
 def _input_problems(pipeline: Pipeline) -> Iterable[Problem]:
@@ -275,7 +275,8 @@ def _input_problems(pipeline: Pipeline) -> Iterable[Problem]:
         if name not in known and name not in pipeline.views:
             yield Problem(
                 at,
-                f"{reader.removesuffix('.flow')!r} reads {name!r}, which is no source and no step{meant(name, known)}",
+                f"{reader.removesuffix('.flow')!r} reads {name!r}, which is neither a source nor a step"
+                f"{meant(name, known)}",
             )
 
 
@@ -307,7 +308,7 @@ def _cycle_problems(pipeline: Pipeline) -> Iterable[Problem]:
 def _setting_problems(pipeline: Pipeline) -> Iterable[Problem]:
     settings, file = pipeline.settings, str(pipeline.file)
     if seconds_of(settings.trigger) is None:
-        yield Problem(Place(file, key="trigger"), f"{settings.trigger!r} is no interval: write one like 5 seconds")
+        yield Problem(Place(file, key="trigger"), f"{settings.trigger!r} is not an interval: write it like 5 seconds")
     if settings.state is not None and (wrong := path_problem(settings.state, without_spark=True)) is not None:
         yield Problem(Place(file, key="state"), wrong)
     if settings.data is not None and scheme_of(settings.data) not in (None, "file"):
@@ -343,7 +344,7 @@ def _option_problems(
     if taken:
         yield Problem(
             at,
-            f"{', '.join(taken)}: this is not set here; url and data stand at the top of the file, the "
+            f"{', '.join(taken)}: this cannot be set here; url and data are at the top of the file, the "
             "token comes from PENSTOCK_TOKEN, and channels are named after the pipeline",
         )
         return

@@ -147,7 +147,7 @@ class Frames:
             return reduce(lambda one, other: one.unionByName(other), inputs)
         frame = view.function.call(*inputs, **({"spark": self._spark} if view.function.takes_spark else {}))
         if not hasattr(frame, "isStreaming"):
-            raise TypeError(f"{view.function.reference} returned {type(frame).__name__}, and a frame was expected")
+            raise TypeError(f"{view.function.reference} returned {type(frame).__name__}, but must return a DataFrame")
         return frame
 
     def _missed(self, error: Exception) -> str | None:

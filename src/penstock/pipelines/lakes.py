@@ -69,7 +69,9 @@ class LakeWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         if not query_id:
-            raise PipelineError("this task belongs to no stream: there is no query id to be exact about")
+            raise PipelineError(
+                "this task belongs to no stream: without a query id, rows cannot be written exactly once"
+            )
         batches = [batch for batch in iterator if batch.num_rows]
         if not batches:
             return Rows(query_id, b"")

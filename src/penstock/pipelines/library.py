@@ -58,7 +58,7 @@ def queue(*names: str, **options: Any) -> Any:
     """
     now = running.get()
     if now is not None and now.read_queue is None:
-        raise RuntimeError("queue() gives a frame while the pipeline's frames are made: call it inside of a function")
+        raise RuntimeError("call queue() inside a function of the pipeline, and not at the top of the file")
     given = {key: str(each).lower() if isinstance(each, bool) else str(each) for key, each in options.items()}
     if names:
         given["subscribe"] = ",".join(names)
@@ -138,7 +138,7 @@ def checked(
     if parse is not None and parse not in PARSE_FORMATS:
         raise ValueError(f"parse is {parse!r}: use one of {', '.join(PARSE_FORMATS)}")
     if (parse in ("json", "csv")) != bool(schema):
-        raise ValueError("json and csv need a schema, such as: id bigint, amount double; nothing else takes one")
+        raise ValueError("json and csv need a schema, such as: id bigint, amount double; other formats take none")
     conditions = dict(checks or {})
 
     def decorate(function: Callable[[], Any]) -> None:

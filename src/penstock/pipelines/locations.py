@@ -113,7 +113,7 @@ def path_problem(path: str, *, without_spark: bool) -> str | None:
     >>> path_problem("s3a:/bucket/lake", without_spark=False)
     "'s3a:/bucket/lake' needs two slashes and a bucket: s3a://bucket/..."
     >>> path_problem("hdfs://host/state", without_spark=True)
-    'hdfs:// cannot be read and locked without Spark, which is needed here: use s3a, gs, abfss or a directory'
+    'Penstock itself cannot read and lock hdfs:// paths: use s3a, gs, abfss or a directory'
     """
     scheme = scheme_of(path)
     if scheme in (None, "file"):
@@ -121,10 +121,7 @@ def path_problem(path: str, *, without_spark: bool) -> str | None:
     if re.match(r"[^:]+://[^/]", path) is None:
         return f"{path!r} needs two slashes and a bucket: {scheme}://bucket/..."
     if without_spark and scheme not in STORES:
-        return (
-            f"{scheme}:// cannot be read and locked without Spark, which is needed here: use s3a, gs, abfss or a "
-            "directory"
-        )
+        return f"Penstock itself cannot read and lock {scheme}:// paths: use s3a, gs, abfss or a directory"
     if without_spark and find_spec("obstore") is None:
         return f"{scheme}:// needs obstore here: pip install 'penstock[lakes]'"
     return None

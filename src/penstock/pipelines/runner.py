@@ -135,7 +135,7 @@ class Runner:
             set() if part is None else part.queues - {name for each in self._subscribed for name in each.split(",")}
         )
         if unread and not any(re.fullmatch(each, name) for each in self._subscribed for name in unread):
-            told = f"the backfill names {', '.join(sorted(unread))}, which nothing reads here"
+            told = f"the backfill names {', '.join(sorted(unread))}, which this pipeline does not read"
             raise InvalidDefinition([Problem(Place(str(self.pipeline.file)), told)])
 
     def _stages(self) -> list[list[str]]:
@@ -251,7 +251,7 @@ class Runner:
         if error is not None:
             return self._failed(running, reason_of(error))
         if not self.once or not is_complete(self.state.checkpoint(progress.name)):
-            return self._failed(running, "the query ended without a word, in the middle of its work")
+            return self._failed(running, "the query ended in the middle of its work, without an error")
         progress.state = DONE
         return None
 

@@ -104,9 +104,7 @@ class _Reader:
             path = f"{key}.{name}" if key else name
             if name in found:
                 at = Place(self._file, name_node.start_mark.line + 1, path)
-                raise InvalidDefinition(
-                    [Problem(at, f"stands here a second time (first on line {found[name].at.line})")]
-                )
+                raise InvalidDefinition([Problem(at, f"is given a second time (first on line {found[name].at.line})")])
             value = self.read(value_node, path, depth + 1)
             found[name] = Located(value.value, Place(self._file, name_node.start_mark.line + 1, path))
         return found
@@ -318,7 +316,7 @@ class _Definition:
         elif not inputs:
             inputs = (previous,) if previous else ()
             if not previous and isinstance(found.value, dict):
-                self._problems.append(Problem(found.at, "say from which source: there are several, so give from"))
+                self._problems.append(Problem(found.at, "there are several sources: name one with from"))
         if not reference and not sql and len(inputs) > 1:
             keys.wrong("from", "takes one name here; several go into sql or python")
         if not any(key in keys for key in ("sql", "python", "parse", "checks", "watermark")) and isinstance(
@@ -396,7 +394,7 @@ class _Definition:
                 found = several.value
         if not found and "sinks" not in top:
             self._problems.append(
-                Problem(Place(str(self._file)), "nothing goes anywhere: add sink: with queue:, parquet: ...")
+                Problem(Place(str(self._file)), "nothing is written: add sink: with queue:, parquet: ...")
             )
         outputs: dict[str, Output] = {}
         for number, each in enumerate(found, 1):

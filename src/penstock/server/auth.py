@@ -185,7 +185,7 @@ def authorize(principal: Principal, command: Command, tasks: Mapping[int, Redriv
     if not command.traits.public:
         raise AccessDenied(f"{name} is not for callers from outside")
     if isinstance(command, CommitWork) and command.mark is not None and not principal.has("write"):
-        raise AccessDenied(f"{principal.name} needs the right to write some queue to mark work as done")
+        raise AccessDenied(f"{principal.name} needs the right to write at least one queue to mark work as done")
     needed = list(command.needs())
     if isinstance(command, CancelRedrive) and (task := tasks.get(command.task)) is not None:
         needed.append(("admin", task.queue))

@@ -77,7 +77,7 @@ TRIM_BYTES = 16 * 1024 * 1024
 TRIM_PAUSE_S = 1.0
 SMALL_BYTES = 64 * 1024
 """Answers below this need not be claimed: transports take as much before they say that the client does not read."""
-BUSY = "the requests and answers of others take all the memory there is: try again later"
+BUSY = "other requests and answers use all the memory for connections: try again later"
 
 _DEFAULTS = ServerSettings()
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -391,7 +391,7 @@ class Pace:
     @property
     def reason(self) -> str:
         """What to tell who is late."""
-        return f"the body came with fewer than {self._budget.body_bytes_per_s_min} bytes a second"
+        return f"the body came too slowly: fewer than {self._budget.body_bytes_per_s_min} bytes a second"
 
     def _look(self) -> None:
         self._timer = None

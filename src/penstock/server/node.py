@@ -127,7 +127,7 @@ def cannot_listen(name: str, host: str, port: int, error: OSError) -> InvalidSet
     if error.errno == errno.EADDRINUSE:
         reason = f"the port is taken. Choose another with {flag}; 0 picks one"
     elif error.errno == errno.EACCES:
-        reason = f"this user may not have the port. Choose one above 1023 with {flag}"
+        reason = f"this user may not use the port. Choose one above 1023 with {flag}"
     else:
         reason = f"{error.strerror or error}. Look at --host and {flag}"
     return InvalidSettings(f"{name} cannot listen on {host}:{port}: {reason}")
@@ -137,10 +137,10 @@ def told_of_taking(new: Sequence[str], later: Sequence[str]) -> str:
     """What a reload did, in a line.
 
     >>> told_of_taking(["[log] level"], ["[server] host"])
-    'credentials were read again; changed: [log] level; only a restart takes: [server] host'
+    'credentials were read again; changed: [log] level; these need a restart: [server] host'
     """
     changed = f"; changed: {', '.join(new)}" if new else ""
-    return f"credentials were read again{changed}" + (f"; only a restart takes: {', '.join(later)}" if later else "")
+    return f"credentials were read again{changed}" + (f"; these need a restart: {', '.join(later)}" if later else "")
 
 
 class Node:

@@ -38,7 +38,7 @@ async def end_any_session(
     if found and found[0].session == number:
         _need_admin(principal, [held.queue for held in found[0].leases])
     elif not principal.allows_all("admin"):
-        raise SessionNotFound(f"session {shard}-{number} has ended, or never was")
+        raise SessionNotFound(f"session {shard}-{number} has ended, or never existed")
     ended = EndSession(session=number, error=f"session ended by {principal.name}", once=once)
     released: int = await shards.ask_shard(shard, ended)  # one that is gone: it says so, or what it said before
     return released

@@ -512,7 +512,7 @@ class ConsoleSettings(_Section, frozen=True):
                 re.compile(pattern)
             except re.error as error:
                 raise InvalidSettings(
-                    f"[console] mask has {pattern!r}, which is no regular expression: {error}"
+                    f"[console] mask has {pattern!r}, which is not a regular expression: {error}"
                 ) from None
 
 
@@ -1188,7 +1188,7 @@ def is_loopback(host: str) -> bool:
     try:
         addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
     except (OSError, UnicodeError) as error:
-        raise InvalidSettings(f"[server] host is {host!r}, which is no address of this machine: {error}") from None
+        raise InvalidSettings(f"[server] host is {host!r}, which is not an address of this machine: {error}") from None
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 

@@ -573,7 +573,9 @@ class Shard:
             receiving.settled()
         if self._orphans:
             orphans, self._orphans = self._orphans, []
-            self._turn_away(orphans, StoreError("the store was opened again without it: subscribe again"), step)
+            self._turn_away(
+                orphans, StoreError("the store was opened again, without this subscription: subscribe again"), step
+            )
         if self._lazy_since_ms is None and step.changes is None and broker.has_changes:
             self._lazy_since_ms = step.now_ms
         if broker.reports:

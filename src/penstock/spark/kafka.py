@@ -163,7 +163,7 @@ class KafkaPlace(ServerPlace):
             start, stop = max(wanted.start - key.base, 0), min(wanted.stop - key.base, key.messages)
             yield record_batch(chunk, start, stop, columns)
         if count:
-            why = search.why or "they are not where they were looked for"
+            why = search.why or "they were not found at their place"
             log.warning(
                 "%d of %d chunks of queue %r are read from the server and not from Kafka: %s",
                 count, len(listing.keys), wanted.queue, why,
@@ -238,9 +238,9 @@ class Search:
         try:
             return Consumer(properties)
         except KafkaException as error:
-            raise InvalidOption(f"the options {KAFKA_PREFIX}* cannot be followed: {error.args[0].str()}") from None
+            raise InvalidOption(f"the options {KAFKA_PREFIX}* are not valid: {error.args[0].str()}") from None
         except (TypeError, ValueError) as error:
-            raise InvalidOption(f"the options {KAFKA_PREFIX}* cannot be followed: {error}") from None
+            raise InvalidOption(f"the options {KAFKA_PREFIX}* are not valid: {error}") from None
 
     def _seek(self, listing: Listing) -> None:
         """Go to where the log was when the first of the chunks was sent."""
@@ -256,7 +256,7 @@ class Search:
             if at.error is not None:
                 raise KafkaException(at.error)
             if at.offset < 0:
-                return self._give_up("the log has nothing as new as they are")
+                return self._give_up("the log does not reach them")
             self._consumer.assign([TopicPartition(self._topic, self._partition, at.offset)])
         except KafkaException as error:
             _unreachable[self._bootstrap] = time.monotonic() + UNREACHABLE_S

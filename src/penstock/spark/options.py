@@ -336,7 +336,7 @@ def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str
         try:
             re.compile(text)
         except re.error as error:
-            raise InvalidOption(f"subscribePattern is {text!r}, which is no regular expression: {error}") from None
+            raise InvalidOption(f"subscribePattern is {text!r}, which is not a regular expression: {error}") from None
         return None, text, None
     assigned = _assigned(text) if chosen == ["assign"] else None
     names = [name.strip() for name in text.split(",") if name.strip()] if assigned is None else list(assigned)
@@ -451,7 +451,8 @@ def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> No
         raise InvalidOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could be that large")
     for name in _NOT_FOR_STREAMS if streaming else _NOT_FOR_BATCHES:
         if given.text(name) is not None:
-            raise InvalidOption(f"{name} is for a {'batch' if streaming else 'stream'}, and this is the other")
+            this, other = ("stream", "batch") if streaming else ("batch", "stream")
+            raise InvalidOption(f"{name} is for a {other}, and this is a {this}")
     starts = parsed.starting.values() if isinstance(parsed.starting, dict) else ()
     if not streaming and (parsed.starting == LATEST or any(LATEST in each.values() for each in starts)):
         raise InvalidOption("startingOffsets of a batch cannot be latest: there would be nothing to read")

@@ -57,7 +57,7 @@ def check_columns(names_and_types: Iterable[tuple[str, str]], topic: str | None)
     unknown = [name for name in columns if name not in COLUMNS + DEAD_COLUMNS + IGNORED]
     if unknown:
         raise InvalidOption(
-            f"there is no use for the column {', '.join(unknown)}; there are: {', '.join(COLUMNS)} (make one value of "
+            f"a message has no column {', '.join(unknown)}; there are: {', '.join(COLUMNS)} (make one value of "
             "several columns with to_json(struct(...)))"
         )
     if "value" not in columns:

@@ -58,7 +58,7 @@ class _WholeHead:
         """A line, all of it."""
         line: bytes = self._stream.readline(limit)
         if not line.endswith(b"\n") and len(line) < limit:
-            raise http.client.RemoteDisconnected("the answer broke off before its head was whole")
+            raise http.client.RemoteDisconnected("the answer broke off in its header")
         return line
 
 

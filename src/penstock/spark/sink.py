@@ -134,7 +134,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if not query_id or batch_id is None:
-            raise SparkError("this task belongs to no stream: there is no query id, and so nothing to be exact about")
+            raise SparkError("this task belongs to no stream: without a query id, rows cannot be written exactly once")
         return self._writing.hand_over(iterator, f"stream-{query_id}-{batch_id}", f"spark-stream-{query_id}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -308,7 +308,9 @@ def _assigned(assigned: dict[str, list[int]], found: dict[Part, Offsets]) -> dic
     wanted = [Part(queue, partition) for queue, partitions in assigned.items() for partition in partitions]
     for part in wanted:
         if part not in found:
-            raise InvalidOption(f"assign gives queue {part.queue!r} the partition {part.partition}: it has no such one")
+            raise InvalidOption(
+                f"assign gives queue {part.queue!r} the partition {part.partition}, which does not exist"
+            )
     return {part: found[part] for part in wanted}
 
 
@@ -332,7 +334,7 @@ def resolve(start: Start, at: Offsets, what: str) -> int:
     if wanted < EARLIEST:
         return max(at.first, at.end + wanted - EARLIEST)
     if wanted > at.end:
-        raise InvalidOption(f"{what} gives queue {at.queue!r} {wanted}, and its end is {at.end}")
+        raise InvalidOption(f"{what} is {wanted} for queue {at.queue!r}, which ends at {at.end}")
     return wanted
 
 
@@ -342,9 +344,7 @@ def resolve(start: Start, at: Offsets, what: str) -> int:
 def check_start(options: SourceOptions, at: Offsets, start: int) -> None:
     """Raise if messages are asked for that are gone."""
     if start < at.first and options.fail_on_data_loss and at.first > 0:
-        raise data_loss(
-            f"startingOffsets gives queue {at.queue!r} {start}, and the first message that is there is {at.first}"
-        )
+        raise data_loss(f"startingOffsets is {start} for queue {at.queue!r}, whose first message is now {at.first}")
 
 
 class BatchReader(DataSourceReader):
@@ -432,8 +432,8 @@ class ConsumingReader(DataSourceReader):
         settled = place.settle(queue, channel, spans, done=True) if spans else 0
         if settled != taken:
             raise DataLoss(
-                f"{taken - settled} of {taken} messages of queue {queue!r} were not this read's any more when it was "
-                "done: reading took longer than an hour, or the queue was purged"
+                f"{taken - settled} of {taken} messages of queue {queue!r} were no longer leased to this read when it "
+                "ended: it took longer than an hour, or the queue was purged"
             )
 
 
@@ -596,8 +596,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Make sure that the stream's channel is there, and keeps what was not read yet."""
         if self._commits and not self._keeping and self.options.channel is None:
             log.warning(
-                "this stream keeps its messages by the channel %s of %s. When you give the stream up, delete it: "
-                "penstock channel delete QUEUE %s (the option channel gives it a name of your own)",
+                "the channel %s of %s keeps messages for this stream. When you no longer need the stream, delete the "
+                "channel: penstock channel delete QUEUE %s (the option channel sets another name)",
                 at.channel, ", ".join(at.queues), at.channel,
             )  # fmt: skip
         for name, position in at.queues.items():

@@ -295,8 +295,9 @@ class EmbeddedStore:
         content_bytes = self._table.used_bytes + self._unapplied_bytes()
         if content_bytes + put_bytes > content_bytes_max:
             raise DiskFull(
-                f"the content of {self._directory} takes {content_bytes} bytes; with {put_bytes} more it would pass "
-                f"the limit of {content_bytes_max}. The commit was not written. Consume or delete some, or raise it."
+                f"the content of {self._directory} takes {content_bytes} bytes; {put_bytes} more would exceed the "
+                f"limit of {content_bytes_max}. The commit was not written. Receive or delete messages, or raise the "
+                "limit."
             )
 
     def _check_disk(self, put_bytes: int) -> None:
@@ -308,9 +309,9 @@ class EmbeddedStore:
             free_bytes = self._disk.free_bytes(self._directory)
             if not self._has_space(free_bytes, put_bytes):
                 raise DiskFull(
-                    f"{free_bytes} bytes are free for {self._directory}: {put_bytes} more would not leave the reserve "
-                    f"of {self._options.disk_reserve_bytes}. The commit was not written. Free some space and try "
-                    "again: no restart is needed."
+                    f"{free_bytes} bytes are free for {self._directory}: a commit of {put_bytes} would use up the "
+                    f"reserve of {self._options.disk_reserve_bytes}. The commit was not written. Free some space and "
+                    "try again: no restart is needed."
                 )
 
     def _has_space(self, free_bytes: int, put_bytes: int) -> bool:
@@ -536,8 +537,8 @@ def open_store(
     """
     if (Path(directory) / CLUSTER_NAME).exists():
         raise StoreError(
-            f"{directory} has several shards, and is no store by itself: serve it (penstock serve --data), and talk to "
-            "the server"
+            f"{directory} has several shards, so it cannot be opened directly: serve it (penstock serve --data), and "
+            "use the server"
         )
     if read_only:
         return StoreView(Path(directory), disk=disk)

@@ -7,7 +7,7 @@ Beside the table lies `position`, a small file: up to which offsets the log is i
 when, with a checksum behind it. It is written after each transaction of the table, so that it is never ahead of it;
 being behind does no harm (see `journal.kafka`). The cache is thrown away, and read anew from the start of the log, when
 
-- there is no such file, or it is of another table, other topics, another Kafka, another shard, or a later format;
+- there is no such file, or it belongs to another table, other topics, another Kafka, another shard, or a later format;
 - the log does not go on at these offsets;
 - the table was found damaged when it was last used, or is when it is opened;
 - it is older than half of the topics' `delete.retention.ms`, after which Kafka may have forgotten deletions.
@@ -197,7 +197,7 @@ class _Opening:
                 if found is not None and table.identity == found.table and not table.flaws():
                     return table, found
                 table.close()
-                useless = "it is damaged" if table.flaws() else "it is of another table"
+                useless = "it is damaged" if table.flaws() else "it belongs to another table"
             except (StoreDamaged, StoreVersion) as error:
                 useless = str(error)
         if found is not None or (self._home / TABLE_NAME).exists():
@@ -224,11 +224,11 @@ class _Opening:
         """Why a cache cannot be used; None if it can."""
         topics = self._topics
         if found is None:
-            return "it does not say how far it has got"
+            return "its position in the log is not known"
         if (found.kafka_id, found.data_id, found.offset_id) != (topics.kafka_id, topics.data_id, topics.offset_id):
-            return "it is of another Kafka, or of topics that are gone"
+            return "it belongs to another Kafka, or to topics that are gone"
         if found.shard != self._shard:
-            return f"it is of shard {found.shard}"
+            return f"it belongs to shard {found.shard}"
         age_s = time.time() - found.time_s
         if not 0 <= age_s <= topics.delete_retention_ms / 2000:
             return f"it is {age_s:.0f} seconds old, and Kafka forgets deletions after {topics.delete_retention_ms} ms"

@@ -101,7 +101,7 @@ def check_readable(directory: Path) -> None:
         if os.access(path, os.F_OK) and not os.access(path, needed):
             raise StoreError(
                 f"this user may not read {path}: a data directory is for the user who writes to it (number "
-                f"{path.stat().st_uid}). Run this as that one, or ask its server."
+                f"{path.stat().st_uid}). Run this as that user, or ask its server."
             )
 
 

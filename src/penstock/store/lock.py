@@ -109,7 +109,7 @@ def refuse_messages(directory: Path) -> None:
         if (directory / name).exists():
             raise StoreError(
                 f"{directory} holds the messages of a server without Kafka. With Kafka the data directory is a cache, "
-                "which may be thrown away: give another one. To move the messages, use penstock export and import."
+                "which may be deleted: give another directory. To move the messages, use penstock export and import."
             )
 
 
@@ -120,7 +120,7 @@ def refuse_cache(directory: Path) -> None:
     """
     if (directory / POSITION_NAME).exists() or any(directory.glob(f"shard-*/{POSITION_NAME}")):
         raise StoreError(
-            f"{directory} holds what a node has cached of Kafka, and no messages of its own: serve it with the engine "
+            f"{directory} holds only what a node has cached of Kafka: serve it with the engine "
             '"kafka", or give another directory'
         )
 

@@ -42,7 +42,9 @@ def read_cluster_file(path: Path) -> ClusterFile:
     try:
         version = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).get("format")
         if version is None or msgspec.json.decode(version) != FORMAT:
-            raise StoreVersion(f"{path} is of a version of Penstock that this one does not know")
+            raise StoreVersion(
+                f"{path} has a format that this version of Penstock does not know: use the version that wrote it"
+            )
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreDamaged(f"{path} cannot be read: {error}") from None

@@ -240,7 +240,7 @@ class TableReads:
                 return blob.read()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") in _DAMAGE_ERRORS:
-                raise ChunkDamaged(f"the table is damaged where it lies ({error})") from error
+                raise ChunkDamaged(f"the table is damaged where this chunk is stored ({error})") from error
             raise
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:

@@ -152,7 +152,7 @@ def connect(options: ZooKeeperOptions) -> KazooClient:
         ) from error
     except KazooException as error:
         disconnect(client)
-        raise LogUnavailable(f"ZooKeeper at {options.hosts} does not let us in: {said(error)}") from error
+        raise LogUnavailable(f"ZooKeeper at {options.hosts} refuses the login: {said(error)}") from error
     return client
 
 
@@ -345,7 +345,7 @@ class ZooKeeperStore(ReadThrough):
         found = msgspec.json.decode(client.get(self._path)[0])["format"]
         if found != FORMAT:
             raise StoreVersion(
-                f"{self._path} in ZooKeeper has format {found}, and this program knows {FORMAT}: update it"
+                f"{self._path} in ZooKeeper has format {found}, and this node knows format {FORMAT}: update Penstock"
             )
 
     def _take_over(self) -> float:
@@ -560,7 +560,7 @@ class ZooKeeperStore(ReadThrough):
                     telling = (each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency))
                     error = next(telling, errors[0])
                     raise CommitFailed(f"ZooKeeper refused a commit of shard {self._shard}: {said(error)}") from error
-                raise ShardFenced(f"somebody else has shard {self._shard} now")
+                raise ShardFenced(f"another node has shard {self._shard} now")
             except DOUBTFUL as error:
                 is_doubtful = True
                 if time.monotonic() + PAUSE_S >= deadline_s:

@@ -166,7 +166,7 @@ def read_arrow_file(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
     except _UNREADABLE as error:
         raise InvalidExport(f"{name}: the file is damaged, or a part of an export: {in_one_line(error)}") from None
     if _HEAD not in metadata:
-        raise InvalidExport(f"{name}: this is an Arrow file, and no export of Penstock")
+        raise InvalidExport(f"{name}: this is an Arrow file, but not an export of Penstock")
     head = read_head(metadata[_HEAD], name)
     try:
         queues = {each.queue: each for each in msgspec.json.decode(metadata[_QUEUES], type=list[QueueLine])}
@@ -239,7 +239,7 @@ def _message(row: dict[str, Any], where: str) -> MessageLine:
         attributes = row.get("attributes") or ()
         fields["attributes"] = {each["name"]: _attribute(each) for each in attributes}
         if len(fields["attributes"]) < len(attributes):
-            raise ValueError("an attribute stands there twice")
+            raise ValueError("an attribute is given twice")
         return msgspec.convert({"kind": "message", **fields}, MessageLine)
     except _UNREADABLE as error:
         raise InvalidExport(f"{where}: it is damaged: {in_one_line(error)}") from None

@@ -279,7 +279,7 @@ def read_json_lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
     for number, line in enumerate(file, 2):
         where = f"{name}, line {number}"
         if end is not None:
-            raise InvalidExport(f"{where}: something follows the end of the export")
+            raise InvalidExport(f"{where}: there is more after the end of the export")
         if not line.endswith(b"\n"):
             raise InvalidExport(f"{where}: the line is cut short: this is a part of an export")
         try:
@@ -292,7 +292,7 @@ def read_json_lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
         if isinstance(item, QueueLine):
             queues += 1
         elif not queues:
-            raise InvalidExport(f"{where}: a message stands before the first queue")
+            raise InvalidExport(f"{where}: a message comes before the first queue")
         else:
             messages += 1
         yield where, item
@@ -300,7 +300,7 @@ def read_json_lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
         raise InvalidExport(f"{name}, line {number}: the end is missing: this is a part of an export")
     if end.queues not in (None, queues) or end.messages not in (None, messages):
         raise InvalidExport(
-            f"{name}, line {number}: {end.queues} queues and {end.messages} messages were exported, and {queues} and "
+            f"{name}, line {number}: {end.queues} queues and {end.messages} messages were exported, but {queues} and "
             f"{messages} are here: lines are missing"
         )
 
@@ -313,10 +313,11 @@ def read_head(line: bytes, name: str) -> Head:
             raise KeyError("kind")
         version = msgspec.json.decode(fields["version"], type=int)
     except (ValueError, KeyError, RecursionError):
-        raise InvalidExport(f"{name}, line 1: this is no export of Penstock") from None
+        raise InvalidExport(f"{name}, line 1: this is not an export of Penstock") from None
     if version > VERSION:
         raise InvalidExport(
-            f"{name}, line 1: the export is of version {version}, and this build knows {VERSION}: use a later build"
+            f"{name}, line 1: the export has version {version} of the format, and this Penstock knows {VERSION}: "
+            "use a later version of Penstock"
         )
     try:
         return _decode_head(line)

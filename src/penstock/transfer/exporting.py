@@ -89,8 +89,8 @@ class Source:
         info: QueueInfo = self._caller.call(DescribeQueue(name=name))
         if LABEL in info.config.labels:
             raise InvalidRequest(
-                f"queue {name!r} is being imported, and its messages and limits are not all there: finish that import "
-                "(the same command again goes on), delete the queue, or export others with --queue"
+                f"queue {name!r} is being imported, and is not complete yet: finish that import (the same command "
+                "again continues it), delete the queue, or export others with --queue"
             )
         stats: Stats = self._caller.call(QueueStats(name=name))
         self._count_damage(name, stats)

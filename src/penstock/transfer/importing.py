@@ -156,7 +156,7 @@ def check_export(items: Iterator[tuple[str, Head | Item]]) -> Checked:
             if isinstance(item, QueueLine):
                 queue, is_first = item.queue, True
                 if queue in checked.queues:
-                    raise ValueError(f"queue {queue!r} stands there twice")
+                    raise ValueError(f"queue {queue!r} is listed twice")
                 checked.queues[queue] = _config(item)
                 checked.lines[queue] = item
                 checked.first_channels[queue] = tuple(each.name for each in item.channels)
@@ -289,12 +289,12 @@ class Import:
             return
         if LABEL in info.config.labels:
             raise QueueExists(
-                f"queue {name!r} was left by an import of another file that was cut short: finish that one, or delete "
+                f"queue {name!r} was left by an interrupted import of another file: finish that import, or delete "
                 "the queue. Nothing was imported"
             )
         raise QueueExists(
-            f"queue {name!r} is there already: delete it, leave it out, or say --into-existing to add the messages to "
-            "those that are there. Nothing was imported"
+            f"queue {name!r} exists already: delete it, leave it out, or use --into-existing to add the messages "
+            "to it. Nothing was imported"
         )
 
 
@@ -437,7 +437,7 @@ class _QueueImport:
             if time.monotonic() > deadline_s:
                 raise StoreError(
                     f"messages for queue {self._name!r} have been on their way between shards for {_ARRIVAL_S_MAX:g} "
-                    "seconds: look at the cluster, and repeat the import, which goes on where it is"
+                    "seconds: look at the cluster, and repeat the import, which continues from there"
                 )
             time.sleep(backoff(looks, 0.005, 0.5))
 

@@ -137,7 +137,7 @@ async def test_who_has_tls_and_who_has_not_hear_of_each_other_when_they_knock(
     certificates: Path, has_tls: bool
 ) -> None:
     own, other = (_tls(certificates, "a"), None) if has_tls else (None, _tls(certificates, "b"))
-    words = "has no TLS on its links, and this one has" if has_tls else "has TLS on its links, and this one has not"
+    words = "has no TLS on its links, but this one has" if has_tls else "has TLS on its links, but this one has not"
     async with served(other) as address:
         link = Link(address, LinkIdentity("test", "a", SECRET, tls=own), LinkLimits(handshake_s=1.0))
         with pytest.raises(LinkRefused, match=words):

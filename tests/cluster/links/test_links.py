@@ -676,7 +676,7 @@ async def test_nodes_speak_the_newest_version_that_both_know(monkeypatch: pytest
         await ask(node.link, send(b"one"))
         assert bodies(await ask(node.link, Receive(queue="q"))) == [b"one"]
         assert node.link._connection is not None and node.link._connection.version == 2
-        with pytest.raises(InvalidRequest, match="of an earlier build, without TallyQueues"):
+        with pytest.raises(InvalidRequest, match="has an earlier version of Penstock, without TallyQueues"):
             await ask(node.link, TallyQueues())
 
 
@@ -697,7 +697,7 @@ async def test_without_a_common_version_both_nodes_say_so(
         with pytest.raises(LinkRefused, match=r"speaks version .* and this one version .*: upgrade"):
             await node.link.probe()
         await asyncio.sleep(0.05)
-    refused = [record.getMessage() for record in caplog.records if "is cut" in record.getMessage()]
+    refused = [record.getMessage() for record in caplog.records if "was closed" in record.getMessage()]
     assert len(refused) == 1 and "upgrade the one with the lower number" in refused[0]
 
 
@@ -779,7 +779,7 @@ async def test_links_beyond_the_limit_are_refused() -> None:
 async def test_links_that_leave_the_machine_need_a_secret() -> None:
     open_identity = LinkIdentity("test", "a")
     far = Link("192.0.2.1:4170", open_identity, QUICK)
-    with pytest.raises(LinkRefused, match="needs a secret"):
+    with pytest.raises(LinkRefused, match="needs the cluster's secret"):
         await far.probe()
     with pytest.raises(NotReached):
         await ask(far, ListQueues())

@@ -69,7 +69,7 @@ def test_a_store_that_could_write_again_since_then_is_released(error: StoreError
 def test_who_was_told_long_ago_finds_a_later_claim_and_lets_go() -> None:
     store = TroubledStore()
     ClaimedStore(store, "b", 2)
-    with pytest.raises(ShardGivenAway, match="node 'b' has had the shard in 2"):
+    with pytest.raises(ShardGivenAway, match="node 'b' has had the shard since, in epoch 2"):
         ClaimedStore(store, "a", 1)
     assert read_claim(store) == Claim(1, 2, "b")
 

@@ -90,7 +90,7 @@ def test_a_partition_of_an_older_queue_does_not_replace_that_of_a_newer_one(clus
     config = QueueConfig(partitions=2)
     cluster[1].do(c.CreateQueue(name=name, config=config, part=(1, newer)))
     (refusal,) = cluster[1].step(c.CreateQueue(name=name, config=config, part=(1, older)))
-    assert "was made again meanwhile" in str(refusal)
+    assert "was created again meanwhile" in str(refusal)
     assert cluster[1].broker.queues[name].id == newer
     again = cluster[1].do(c.CreateQueue(name=name, config=config, part=(1, newer)))
     assert again.queue_id == newer

@@ -507,9 +507,9 @@ def test_what_one_unit_of_work_holds_no_other_one_can_hold_ack_or_let_go(cluster
     assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 1
     assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 1, "the same one, tried again"
     for _ in range(2):
-        with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+        with pytest.raises(WorkRefused, match="no longer belong to this unit of work"):
             driver.do(c.HoldForWork(acks=[ack], unit=8))
-        with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+        with pytest.raises(WorkRefused, match="no longer belong to this unit of work"):
             driver.do(c.CommitWork(acks=[ack], sends=[c.Send(queue=other, bodies=[b"x"])]))
         assert driver.do(c.HoldForWork(acks=[ack], unit=8, let_go=True)).count == 0
         assert driver.do(c.GiveBack(queue=away, spans=ack.spans)).count == 0
@@ -529,7 +529,7 @@ def test_what_was_taken_just_before_a_crash_is_held_after_it(cluster: Cluster) -
     ack = c.Ack(queue=away, spans=taken.spans())
     assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 2
     assert driver.counts(away) == (0, 2, 0)
-    with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+    with pytest.raises(WorkRefused, match="no longer belong to this unit of work"):
         driver.do(c.HoldForWork(acks=[ack], unit=8))
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
     assert [each.stale for each in cluster.settle()] == [0]

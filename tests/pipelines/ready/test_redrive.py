@@ -76,7 +76,7 @@ def test_dead_letters_that_somebody_holds_stay_and_that_is_said(spark: Any, wher
     found = redrive(spark, where, [dead], send=True)
     assert (found.dead_letters, found.chosen, found.moved) == (10, 10, 0)
     assert found.failed == [
-        f"{dead}: 10 were chosen, and none was moved: leased and delayed messages stay, and so do those without an "
+        f"{dead}: 10 were chosen, but none was moved: leased and delayed messages stay, and so do messages without an "
         "origin if there is no target (to)"
     ]
 
@@ -100,7 +100,7 @@ def test_a_redrive_that_is_told_to_stop_is_cancelled(
 def test_what_is_wrong_is_said(spark: Any, where: Where, ps: Any, dead: str) -> None:
     with pytest.raises(InvalidRequest, match="which dead-letter queues"):
         redrive(spark, where, [])
-    with pytest.raises(InvalidRequest, match="where cannot be followed"):
+    with pytest.raises(InvalidRequest, match=r"condition \(where\) is not valid"):
         redrive(spark, where, [dead], predicate="colour = 'red'", send=True)
     with pytest.raises(penstock.NotFound):
         redrive(spark, where, ["nosuch.dead"])

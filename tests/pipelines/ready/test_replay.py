@@ -119,8 +119,8 @@ def test_what_is_wrong_is_said(spark: Any, queues: Queues, where: Where, archive
         replay(spark, where, "out")
     with pytest.raises(InvalidRequest, match="into itself"):
         replay(spark, where, "out", queue="out")
-    with pytest.raises(InvalidRequest, match=r"predicate cannot be followed: .*colour"):
+    with pytest.raises(InvalidRequest, match=r"condition \(where\) is not valid: .*colour"):
         replay(spark, where, "out", archive=archived, predicate="colour = 1", state=tmp_path / "state.json")
     replay(spark, where, queues.name("x"), archive=archived, predicate="false", state=tmp_path / "state.json")
-    with pytest.raises(InvalidRequest, match="of another replay"):
+    with pytest.raises(InvalidRequest, match="to another replay"):
         replay(spark, where, queues.name("y"), archive=archived, state=tmp_path / "state.json")

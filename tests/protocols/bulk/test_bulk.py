@@ -973,7 +973,7 @@ def test_a_piece_whose_write_is_given_up_while_it_comes_is_refused_and_leaves_no
     late, later, latest = (staging.begin("t", name) for name in "abc")
     late.write([bytes(30)])
     staging.drop("t")
-    with pytest.raises(PieceNotFound, match="piece 'a' belongs to a write that was given up"):
+    with pytest.raises(PieceNotFound, match="piece 'a' belongs to a write that was aborted"):
         late.keep()
     later.write([bytes(30)])
     later.discard()
@@ -996,7 +996,7 @@ def test_a_piece_that_begins_just_as_its_write_is_given_up_is_refused(
         staging.drop("t")
 
     monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
-    with pytest.raises(PieceNotFound, match="given up"):
+    with pytest.raises(PieceNotFound, match="was aborted"):
         staging.begin("t", "p")
 
 

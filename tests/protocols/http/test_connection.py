@@ -681,7 +681,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_holds_nothing(
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + wanted + b"\r\n\r\n3e8\r\n" + b"a" * 1_000)
             await until(lambda: budget.held_bytes > 0)
             status, _, reason = await read_response(reader)
-            assert (status, reason) == (408, b"the body came with fewer than 16384 bytes a second\n")
+            assert (status, reason) == (408, b"the body came too slowly: fewer than 16384 bytes a second\n")
             assert budget.held_bytes == 0
             writer.close()
 

@@ -186,7 +186,7 @@ def test_virtual_queues_take_their_names_from_the_url_too(http: httpx.Client, na
         (
             "",
             {"queue": "a", "Queue": "b"},
-            'queue in the body is "a", and Queue in the body is "b": they are one thing',
+            'queue in the body is "a", and Queue in the body is "b": they mean the same',
         ),
         ("", {"queue": "a", "offset": 1, "Offset": 2}, "offset in the body is 1, and Offset in the body is 2"),
         ("", {"queue": "a", "offset": None, "Offset": 2}, "offset in the body is null, and Offset in the body is 2"),

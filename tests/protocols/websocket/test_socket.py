@@ -303,7 +303,7 @@ def test_more_requests_than_allowed_are_refused(make_server: Callable[..., Serve
     client.socket.send(pack([[number, ["Receive", "orders", "main", 1, 60_000]] for number in range(2, 6)]))
     with pytest.raises(LookupError, match="3 requests are not answered yet"):
         client.answer(5)
-    with pytest.raises(LookupError, match="not answered yet: number"):
+    with pytest.raises(LookupError, match="not answered yet: use"):
         client.ask(["Receive", "orders", "main", 1, 60_000], 2)
 
 

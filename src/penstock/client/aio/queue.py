@@ -279,7 +279,7 @@ class AsyncReceiver:
     ) -> int:
         """Make messages due at another time: at `due`, or in `delay` seconds. Their leases end first."""
         if (due is None) == (delay is None):
-            raise InvalidRequest("give either due or delay")
+            raise InvalidRequest("give due or delay, not both")
         return await self._reschedule(messages, moment_ms(due, "due") or 0, length_ms(delay, "delay"))
 
     async def _reschedule(self, messages: Iterable[str | int], due_ms: int, delay_ms: int | None = None) -> int:

@@ -53,7 +53,7 @@ class Address:
     >>> Address.parse("ftp://localhost")
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidRequest: 'ftp://localhost' is no address of a server: write penstock://host:9325 or ...
+    penstock.core.errors.InvalidRequest: 'ftp://localhost' is not the address of a server: write penstock://host...
     """
 
     host: str
@@ -80,12 +80,12 @@ class Address:
             (parts.hostname or "").encode("idna")
         except ValueError as error:
             reason = "write penstock://host:9325" if "@" in url else error  # which may say what stands before the @
-            raise InvalidRequest(f"{shown(url)} is no address of a server: {reason}") from None
+            raise InvalidRequest(f"{shown(url)} is not the address of a server: {reason}") from None
         extra = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username or parts.password
         if parts.scheme not in SCHEMES or not parts.hostname or extra:
             raise InvalidRequest(
-                f"{shown(url)} is no address of a server: write penstock://host:9325 or http://host:9325, and no path; "
-                "penstocks or https for TLS"
+                f"{shown(url)} is not the address of a server: write penstock://host:9325 or http://host:9325, "
+                "and no path; penstocks or https for TLS"
             )
         is_tls, usual_port = SCHEMES[parts.scheme]
         return cls(parts.hostname, usual_port if port is None else port, is_tls)

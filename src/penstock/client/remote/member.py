@@ -76,7 +76,7 @@ class MemberCaller(RemoteCaller):
         realm = self.identity.realm
         if realm and link.welcome.realm != realm:
             await link.close()
-            raise NotSent(f"{self.address} is a server, but none of this cluster")
+            raise NotSent(f"{self.address} is a server, but not of this cluster")
         self._take_link(link)
 
     # -- taking over --

@@ -404,7 +404,7 @@ class PollLink:
         try:
             now_ms, answers = decode_answers(response.body)
         except msgspec.MsgspecError as error:
-            raise ConnectionLost(f"{self._address} sent something that is no answer: {error}") from None
+            raise ConnectionLost(f"{self._address} sent an answer that cannot be read: {error}") from None
         if response.status != 200:
             raise unpack_failure(answers[0][2])
         return now_ms, answers

@@ -500,7 +500,7 @@ class RoutedCaller(Calling):
         if now_s < soonest_s:
             self._catch_up_timer = self._loop.call_at(soonest_s, self._catch_up_at_last, address, version)
             return
-        log.info("%s does not own what it was asked for: asking it for map %d", address, self._wanted_version)
+        log.info("%s does not own the queue any more: asking it for map %d", address, self._wanted_version)
         self._caught_up_s = now_s
         self._catching_up = self._loop.create_task(self._catch_up_with(address))
 

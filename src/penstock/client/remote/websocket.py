@@ -277,7 +277,7 @@ class WebsocketLink(asyncio.Protocol):
             if self._is_open:
                 self._listener.answered(now_ms, answers)
         except (msgspec.MsgspecError, BadAnswer, IndexError) as error:
-            self._fail(ConnectionLost(f"{self._address} sent something that is no answer: {error}"))
+            self._fail(ConnectionLost(f"{self._address} sent an answer that cannot be read: {error}"))
 
     def _take_welcome(self, kind: int, value: msgspec.Raw) -> None:
         if kind != Kind.REPLY:

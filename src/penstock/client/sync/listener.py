@@ -175,7 +175,7 @@ class Listener:
         if self._state == "running":
             return self
         if self._state != "new":
-            raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
+            raise InvalidRequest(f"the listener {self.name!r} is {self._state}: create another one")
         info, self._info = self._info or self._prepare(), None
         self._config = info.config
         self._acknowledger.order = GroupOrder() if info.config.is_fifo else None

@@ -217,7 +217,7 @@ class Penstock:
         """
         named = session_named(session)
         if named is None:
-            raise InvalidRequest(f"session {session!r} is no id of a session: they look like 0-17, see sessions()")
+            raise InvalidRequest(f"session {session!r} is not a session id: ids look like 0-17, see sessions()")
         shard, number = named
         count: int = self._caller.call(EndSession(session=number, shard=shard))
         return count
@@ -302,7 +302,7 @@ class Penstock:
         if opened is None:
             raise InvalidRequest(no_message_id(message_id))
         if name is None:
-            raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never was")
+            raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never existed")
         found: list[Life] = self._caller.call(LookUp(queue=name, sequences=[opened[1]]))
         if found and not found[0].is_done:
             return MessageLife(self._caller.identity, found[0])

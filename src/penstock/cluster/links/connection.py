@@ -135,7 +135,9 @@ class LinkConnection(LinkEnd[Numbered]):
             self._transport.write(refusal(refused))  # its log says it, too
             raise
         if greeting.cluster != identity.cluster:
-            raise LinkRefused(f"this is cluster {identity.cluster!r}, and that node is of {greeting.cluster!r}")
+            raise LinkRefused(
+                f"this is cluster {identity.cluster!r}, and the other node belongs to {greeting.cluster!r}"
+            )
         self._lacking = frozenset(kind for kind, version in SINCE.items() if version > self.version)
         introduction = Introduction(identity.cluster, identity.node, identity.incarnation, os.urandom(NONCE_BYTES), b"")
         self._greeting = greeting
@@ -163,7 +165,7 @@ class LinkConnection(LinkEnd[Numbered]):
             self.welcomed.set_exception(error)
             self.welcomed.exception()
         else:
-            log.error("the link to %s is cut: %s", self._link.address, error)
+            log.error("the link to %s was closed: %s", self._link.address, error)
         self._transport.close() if self._heartbeat is None else self._transport.abort()
 
     # -- commands --
@@ -214,7 +216,9 @@ class LinkConnection(LinkEnd[Numbered]):
         unknown = [call for call in calls if call.command.__class__ in self._lacking]
         for call in unknown:
             name = type(call.command).__name__
-            call.error = InvalidRequest(f"the node at {self._link.address} is of an earlier build, without {name}")
+            call.error = InvalidRequest(
+                f"the node at {self._link.address} has an earlier version of Penstock, without {name}"
+            )
             asyncio.get_running_loop().call_soon(settle, call)
         return [call for call in calls if call.error is None] if unknown else calls
 
@@ -227,7 +231,7 @@ class LinkConnection(LinkEnd[Numbered]):
         self._fail(item[0], InvalidRequest(f"the command cannot be sent on: {error}"))
 
     def _report_too_large(self, item: Numbered, size_bytes: int) -> None:
-        text = f"the command has {size_bytes} bytes: {self._frame_bytes_max} are the most between nodes"
+        text = f"the command has {size_bytes} bytes: a link carries at most {self._frame_bytes_max}"
         self._fail(item[0], BatchTooLarge(text))
 
     def _fail(self, number: int, error: PenstockError) -> None:
@@ -261,7 +265,7 @@ class LinkConnection(LinkEnd[Numbered]):
             if kind == Kind.REPLY:
                 call = in_flight.pop(number, None)
                 if call is None:
-                    raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
+                    raise BadAnswer(f"a reply to number {number}, which was answered, or never existed")
                 command_kind = call.command.__class__
                 if command_kind is not Receive:
                     self.busy -= 1
@@ -283,7 +287,7 @@ class LinkConnection(LinkEnd[Numbered]):
             return
         call = self._answered(number)
         if call is None:
-            raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
+            raise BadAnswer(f"a reply to number {number}, which was answered, or never existed")
         if kind == Kind.ERROR:
             call.error = unpack_failure(raw)
             if call.command.__class__ is Subscribe:

@@ -271,8 +271,10 @@ class Link:
         has_tls = self.identity.tls is not None
         is_other_way = greets_openly if has_tls else speaks_tls
         if await is_other_way(*split_address(self.address), self.limits.handshake_s):
-            words = "no TLS on its links, and this one has" if has_tls else "TLS on its links, and this one has not"
-            raise LinkRefused(f"the node at {self.address} has {words} ([cluster] tls_certificate): all or none")
+            words = "no TLS on its links, but this one has" if has_tls else "TLS on its links, but this one has not"
+            raise LinkRefused(
+                f"the node at {self.address} has {words} ([cluster] tls_certificate): set it on all nodes, or on none"
+            )
 
     def _connect_soon(self) -> None:
         if self._connecting is None and not self._closed:
@@ -373,7 +375,7 @@ class Link:
         now_ms = self._now_ms()
         for call in self._outbox.items:
             call.parked_ms = call.parked_ms or now_ms
-        text = f"the link to {self.address} broke: the command may have been done, or not"
+        text = f"the link to {self.address} broke: the command may or may not have been done"
         for call in in_flight.values():
             self._fail(call, LinkBroken(text))
         subscribers, connection.subscribers = connection.subscribers, {}

@@ -53,7 +53,7 @@ from penstock.wire.requests import BadFrame
 log = logging.getLogger("penstock.link")
 
 _BACKLOG = 128
-_GONE = "the node that it was a connection of is gone"
+_GONE = "the node of this connection is gone"
 
 Answer = tuple[int, int, Any, int]
 """A command's number, the kind of the reply, the reply as the shard gave it, and the shard."""
@@ -328,12 +328,16 @@ class _PeerLink(LinkEnd[Answer]):
         self._server.admit(self, newcomer)
 
     def _fall_silent(self) -> None:
-        log.warning("a link of node %s is silent, and cut", "" if self._newcomer is None else self._newcomer.node)
+        log.warning(
+            "a link of node %s was silent, and was closed", "" if self._newcomer is None else self._newcomer.node
+        )
         self._transport.abort()
 
     def _cut(self, error: PenstockError) -> None:
         self._server.refused += 1
-        log.warning("a link of %s is cut: %s", "a stranger" if self._newcomer is None else self._newcomer.node, error)
+        log.warning(
+            "a link of %s was closed: %s", "a stranger" if self._newcomer is None else self._newcomer.node, error
+        )
         if self._heartbeat is None:
             self._transport.write(refusal(error))
             self._transport.close()
@@ -467,7 +471,7 @@ class _PeerLink(LinkEnd[Answer]):
         self._send_instead(item, StoreError(f"the reply cannot be sent on: {error}"))
 
     def _report_too_large(self, item: Answer, size_bytes: int) -> None:
-        text = f"the reply has {size_bytes} bytes: {self._frame_bytes_max} are the most between nodes; ask for less"
+        text = f"the reply has {size_bytes} bytes: a link carries at most {self._frame_bytes_max}; ask for less"
         self._send_instead(item, BatchTooLarge(text))
 
     def _send_instead(self, answer: Answer, error: PenstockError) -> None:

@@ -94,7 +94,7 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise InvalidSettings(f"{address!r} is no address of a link: it is HOST:PORT")
+        raise InvalidSettings(f"{address!r} is not the address of a link: write HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -104,7 +104,7 @@ def require_secret(address: str, secret: bytes) -> None:
     >>> require_secret("127.0.0.1:4170", b"")
     """
     if not secret and not _is_loopback(split_address(address)[0]):
-        raise InvalidSettings(f"a link at {address} can be reached by others: it needs a secret, the cluster's own")
+        raise InvalidSettings(f"a link at {address} can be reached from other machines: it needs the cluster's secret")
 
 
 def _is_loopback(host: str) -> bool:

@@ -55,7 +55,7 @@ class Inspection(ClusterView):
         try:
             self.unread = self._look()
         except KafkaException as error:
-            raise said(error, options, f"the cluster {options.cluster} cannot be looked at") from error
+            raise said(error, options, f"the cluster {options.cluster} cannot be inspected") from error
         if self.unread is not None:
             return
         if self.ledger.cluster is None:

@@ -257,11 +257,11 @@ def make_partitions_topic(options: KafkaOptions) -> None:
         admin.create_topics([wanted], request_timeout=ADMIN_S)[topic].result(ADMIN_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise said(error, options, f"the topic {topic} cannot be made") from error
+            raise said(error, options, f"the topic {topic} cannot be created") from error
     try:
         _check_topic(admin, topic, options)
     except KafkaException as error:
-        raise said(error, options, f"the topic {topic} cannot be looked at") from error
+        raise said(error, options, f"the topic {topic} cannot be inspected") from error
 
 
 def _check_topic(admin: AdminClient, topic: str, options: KafkaOptions) -> None:
@@ -281,4 +281,4 @@ def _partitions(admin: AdminClient, topic: str) -> dict[int, Any]:
         if found is not None and found.error is None and found.partitions:
             return found.partitions
         time.sleep(POLL_S)
-    raise LogUnavailable(f"the topic {topic} was made, and is not there")
+    raise LogUnavailable(f"the topic {topic} was created, but cannot be found")

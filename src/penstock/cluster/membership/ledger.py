@@ -279,8 +279,8 @@ def _decode(key: str, value: bytes, shape: type[Any]) -> Any:
         head = msgspec.json.decode(value, type=_Record)
         if head.v > VERSION:
             raise StoreVersion(
-                f"the record {key!r} of the partitions topic has version {head.v}, and this program knows {VERSION}: "
-                "update it"
+                f"the record {key!r} of the partitions topic has version {head.v}, and this node knows version "
+                f"{VERSION}: update Penstock"
             )
         return msgspec.json.decode(value, type=shape)
     except msgspec.MsgspecError as error:

@@ -114,7 +114,7 @@ class ClusterView:
     def undrain(self, node: str) -> None:
         """Let a node have shards again."""
         if node not in self.ledger.drains:
-            raise InvalidRequest(f"nobody has drained node {node!r} by hand")
+            raise InvalidRequest(f"node {node!r} is not drained, so there is nothing to undrain")
         self._write(f"drain/{node}", None)
 
     def _check_node(self, node: str) -> None:

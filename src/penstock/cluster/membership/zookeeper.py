@@ -77,7 +77,7 @@ class ZooKeeperEngine:
 
     def prepare(self) -> None:
         self.client = connect(self._options)
-        with _told(self._options, "cannot be laid out"):
+        with _told(self._options, "cannot be created"):
             for path in (sessions_path(self._options), *(f"{map_path(self._options)}/{kind}" for kind in KINDS)):
                 self.client.ensure_path(path)
 
@@ -511,7 +511,7 @@ class ZooKeeperInspection(ClusterView):
         servers = self._options.hosts.count(",") + 1
         client = connect(dataclasses.replace(self._options, session_timeout_s=SERVER_S * servers))
         try:
-            with _told(self._options, "cannot be looked at"):
+            with _told(self._options, "cannot be inspected"):
                 yield client
         finally:
             disconnect(client)

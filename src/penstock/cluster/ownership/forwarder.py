@@ -141,7 +141,9 @@ class Forwarder:
                 self._failures += 1
                 # What passes by itself, because a shard moves, is not worth a warning.
                 level = logging.WARNING if failures >= 5 else logging.DEBUG
-                log.log(level, "shard %d does not take the outbox, try %d: %s", target, failures, error)
+                log.log(
+                    level, "shard %d did not accept a batch of the outbox (attempt %d): %s", target, failures, error
+                )
                 await asyncio.sleep(backoff(failures, self._pause_s, PAUSE_S_MAX, jitter=random.random() / 2))
 
     async def _take(self, target: int, mark: int, entries: list[OutboxEntry]) -> int:
@@ -156,8 +158,8 @@ class Forwarder:
         first = self._shard.identity.outbox.first(target)
         if taken.number < first - 1 and not taken.done:
             log.error(
-                "shard %d has done entries of this outbox up to %d, and those up to %d are forgotten here: its store "
-                "was lost, or is an older one",
+                "shard %d has applied entries of this outbox only up to %d, but entries up to %d were deleted here: "
+                "its store was lost, or is an older one",
                 *(target, taken.number, first - 1),
             )
         return taken.number

@@ -189,7 +189,7 @@ class Ownership:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a shard's tenure ended with a bug", exc_info=task.exception())
+            log.error("a shard was given up because of a bug", exc_info=task.exception())
 
     async def _live(self, owned_shard: OwnedShard) -> None:
         try:
@@ -225,7 +225,9 @@ class Ownership:
         if not owned_shard.claimed.is_clean:
             left_s = owned_shard.claimed.fenced_s + owned_shard.claimed.former_proof_s * CLOCK_MARGIN - steady_s()
             log.info(
-                "shard %d was not released in writing: it is served in %.1f s", owned_shard.shard, max(0.0, left_s)
+                "shard %d was not released by its former owner: it is served in %.1f s",
+                owned_shard.shard,
+                max(0.0, left_s),
             )
             owned_shard.claimed.is_alone = not await owned_shard.ends_within(max(0.0, left_s))
 
@@ -385,7 +387,9 @@ class ClaimedStore(ReadThrough):
         self._claim = Claim(CLAIM_VERSION, epoch, node, proof_ms=round(proof_s * 1_000))
         former = read_claim(store)
         if former is not None and former.epoch > epoch:
-            raise ShardGivenAway(f"epoch {epoch} is over: node {former.node!r} has had the shard in {former.epoch}")
+            raise ShardGivenAway(
+                f"epoch {epoch} is over: node {former.node!r} has had the shard since, in epoch {former.epoch}"
+            )
         self.is_clean = former is None or former.is_released
         """Whether there is nobody to wait for."""
         self.former_proof_s = 0.0 if former is None else former.proof_ms / 1_000
@@ -445,5 +449,8 @@ def read_claim(store: Store) -> Claim | None:
 def _decode(value: bytes) -> Claim:
     claim = msgspec.msgpack.decode(value, type=Claim, strict=False)
     if claim.version != CLAIM_VERSION:
-        raise StoreVersion(f"the shard's claim has version {claim.version}: this is {CLAIM_VERSION}; update Penstock")
+        raise StoreVersion(
+            f"the shard's claim has version {claim.version}, and this node knows version {CLAIM_VERSION}: "
+            "update Penstock"
+        )
     return claim

@@ -134,7 +134,7 @@ class SplitQueues:
                 raise
             info = await self.describe(split.name)
             if info.queue_id != split.queue_id:
-                raise QueueReplaced(f"queue {split.name!r} was made again meanwhile: look at it again") from None
+                raise QueueReplaced(f"queue {split.name!r} was created again meanwhile: look at it again") from None
             if not await self.create_parts(info, [partition]):
                 raise QueueReplaced(f"queue {split.name!r} was deleted meanwhile: look at it again") from None
             return await self._router.ask(shard, meant_for(split, command))

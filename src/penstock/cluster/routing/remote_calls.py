@@ -133,7 +133,9 @@ class RemoteCalls:
         self.displaced[call] = self._loop.call_later(pause_s, self._again, call)
 
     def _give_up(self, call: Routed) -> None:
-        call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
+        call.error = ShardUnserved(
+            f"no node serves shard {call.shard} at the moment: nothing was done; try again later"
+        )
         self._router.finish(call)
 
     def wait_for_shard(self, call: Routed) -> None:

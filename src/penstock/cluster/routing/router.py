@@ -462,7 +462,7 @@ class Router:
         if len(unserved) == self.shards:
             reason = "no shard is served: look at the other nodes' logs, and at Kafka"
         elif lost and len(lost) == len(current.own_shards):
-            reason = "this node has lost its shards, and does not hear who has them: can it reach Kafka?"
+            reason = "this node has lost its shards, and does not know which nodes have them: can it reach Kafka?"
         return Unready(unserved, [shard for shard, answer in found.items() if answer is False], reason)
 
     async def close(self) -> None:

@@ -108,7 +108,7 @@ class SessionRouter(Router):
         def settled(call: Call) -> None:
             if isinstance(call.error, ShardMoved):
                 call.error = ShardUnserved(
-                    f"the session belongs to node {node!r}, which cannot be reached just now: it was not done"
+                    f"the session belongs to node {node!r}, which cannot be reached at the moment: nothing was done"
                 )
             on_settled(call)
 

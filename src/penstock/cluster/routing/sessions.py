@@ -77,7 +77,7 @@ class RoutedSessions:
     >>> sessions.get(8)
     Traceback (most recent call last):
         ...
-    penstock.core.errors.SessionNotFound: session 8 has ended, or never was: open another one
+    penstock.core.errors.SessionNotFound: session 8 has ended, or never existed: open another one
     """
 
     def __init__(self, start: int, step: int = 1, holder: str = "") -> None:
@@ -134,7 +134,7 @@ class RoutedSessions:
         """A session by its number; `SessionNotFound` if there is none."""
         session = self._sessions.get(number)
         if session is None:
-            raise SessionNotFound(f"session {number} has ended, or never was: open another one")
+            raise SessionNotFound(f"session {number} has ended, or never existed: open another one")
         return session
 
     def drop(self, session: RoutedSession) -> None:
@@ -190,7 +190,7 @@ class SessionCalls:
                 session.at.pop(shard, None)
                 if shard == session.anchor:
                     self._sessions.drop(session)
-                    raise SessionNotFound(f"session {session.number} has ended, or never was: open another one")
+                    raise SessionNotFound(f"session {session.number} has ended, or never existed: open another one")
             elif isinstance(reply, BaseException):
                 raise reply
         session.seen_ms = self._router.now_ms()

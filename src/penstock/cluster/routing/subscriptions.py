@@ -314,7 +314,7 @@ class Subscriptions:
         assert isinstance(command, SetCredit | AddCredit)
         subscription = self._subscriptions.get(command.subscription)
         if subscription is None:
-            gone = SessionNotFound(f"subscription {command.subscription} has ended, or never was: subscribe again")
+            gone = SessionNotFound(f"subscription {command.subscription} has ended, or never existed: subscribe again")
             self._router.fail_soon(call, gone)
         elif len(subscription.parts) == 1 and subscription.parts[0].number:
             self._credit_one(call, command, subscription)

@@ -374,7 +374,7 @@ class Acknowledgement:
         if nowhere:
             error = StaleReceipt(
                 f"the session does not hold it any more, in queue {self.queue.name!r}, channel {self.channel.name!r}: "
-                "settled before, or the lease ran out and somebody else may have it"
+                "it was settled before, or its lease ran out and another consumer may have it"
             )
             settled.refused = [Refused(low, high - 1, error) for low, high in nowhere]
         return settled
@@ -675,6 +675,6 @@ class Acknowledgement:
         what = f"message {first} is" if stop - first == 1 else f"messages {first} to {stop - 1} are"
         error = StaleReceipt(
             f"{what} not leased on that attempt any more, in queue {self.queue.name!r}, channel {self.channel.name!r}: "
-            "settled before, or the lease ran out and somebody else may have it"
+            "settled before, or the lease ran out and another consumer may have the message"
         )
         return Refused(first, stop - 1, error)

@@ -222,7 +222,7 @@ def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
 
 def no_message_id(text: str) -> str:
     """What people are told who give something else for the id of a message."""
-    return f"{text[:50]!r} is no message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01"
+    return f"{text[:50]!r} is not a message id: ids look like f058b7b8-246f-4424-ac54-c584acaebd01"
 
 
 def gone(text: str, queue: str, sequence: int) -> str:

@@ -108,7 +108,7 @@ class Catalog:
             if queue_id < existing.id and existing.id >> SHARD_SHIFT == queue_id >> SHARD_SHIFT:
                 # Ids of one shard count up: what belongs to an older queue came too late, and must not replace a newer.
                 raise QueueReplaced(
-                    f"queue {command.name!r} was made again meanwhile: this partition is not part of it"
+                    f"queue {command.name!r} was created again meanwhile: this partition is not part of it"
                 )
             self._delete_queue(DeleteQueue(name=command.name))
             existing = None
@@ -161,7 +161,7 @@ class Catalog:
             if command.changes[name] != getattr(queue.config, name):
                 raise InvalidConfig(f"{name} of queue {queue.name!r} cannot be changed: create another queue")
         if command.expected is not None and queue.config.changed(command.expected) != queue.config:
-            raise QueueChanged(f"queue {queue.name!r} has other settings by now: look at them, and change it again")
+            raise QueueChanged(f"queue {queue.name!r} was changed meanwhile: look at its settings, and change it again")
         config = queue.config.changed(command.changes)
         if config.dead_letter != queue.config.dead_letter:
             self._check_dead_letter(queue.name, config)

@@ -190,7 +190,7 @@ class Receiving:
     def _subscription(self, number: int) -> tuple[Channel, Waiter]:
         found = self._subscriptions.get(number)
         if found is None:
-            raise SessionNotFound(f"subscription {number} has ended, or never was: subscribe again")
+            raise SessionNotFound(f"subscription {number} has ended, or never existed: subscribe again")
         return found
 
     def _credit(self, channel: Channel, waiter: Waiter, credit: int) -> None:

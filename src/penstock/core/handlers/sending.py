@@ -102,7 +102,9 @@ class Sending:
         """Every group has its partition: who did not know that there are several has to look at the queue again."""
         is_split = min(queue.config.partitions, self.broker.meta.shards) > 1
         if is_split and command.groups is not None and not command.of_queue:
-            raise QueueReplaced(f"queue {queue.name!r} has several partitions, of which nobody knew: nothing was done")
+            raise QueueReplaced(
+                f"queue {queue.name!r} has several partitions, which the sender did not know: nothing was done"
+            )
 
     def send_forwarded(self, command: Send) -> Sent:
         """Do a send that was committed in another shard: the queue's rate cannot keep it out any more."""

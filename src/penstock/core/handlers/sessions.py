@@ -99,7 +99,7 @@ class SessionRegister:
     def _end_session(self, command: EndSession) -> int:
         self.broker.check_session(command.session)
         if command.shard:
-            raise SessionNotFound(f"session {command.shard}-{command.session} has ended, or never was")
+            raise SessionNotFound(f"session {command.shard}-{command.session} has ended, or never existed")
         self.broker.must_commit = True
         return self._end(command.session, clean(command.error))
 

@@ -67,7 +67,7 @@ class UnitsOfWork:
             broker.must_commit = True
             raise MarkMoved(
                 f"the last number of {name!r} is {marks.last(name)}, and the work starts after "
-                f"{command.mark_after}: nothing was done; go on from where it is"
+                f"{command.mark_after}: nothing was done; continue after the last number"
             )
         if command.stage:
             broker.staging.find(command.stage)
@@ -223,8 +223,8 @@ class UnitsOfWork:
 
 def _not_its_own(queue: str, span: Span) -> WorkRefused:
     return WorkRefused(
-        f"messages {span.first} to {span.last} of queue {queue!r} are not this unit of work's any more "
-        "(their lease ran out, or they were settled): nothing was done; take them again"
+        f"messages {span.first} to {span.last} of queue {queue!r} no longer belong to this unit of work "
+        "(their lease ran out, or they were settled): nothing was done; receive them again"
     )
 
 

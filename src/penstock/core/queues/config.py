@@ -288,8 +288,8 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
                     raise InvalidConfig(f"{name} is a setting of FIFO queues: create a FIFO queue for it")
         if self.deliver_unsynced and (self.is_fifo or self.leases_are_durable):
             raise InvalidConfig(
-                "deliver_unsynced is a setting of standard queues with policy 'at_least_once': what a crash takes back "
-                "would break an order, or a promise of at most so many deliveries"
+                "deliver_unsynced is a setting of standard queues with policy 'at_least_once': in other queues, a "
+                "crash could break the order, or the limit on deliveries"
             )
         if self.throughput_scope == "group" and self.dedup_scope != "group":
             raise InvalidConfig("throughput_scope='group' needs dedup_scope='group' as well")
@@ -348,8 +348,8 @@ def from_stored(settings: Mapping[str, Any], needs: Iterable[str] = ()) -> tuple
     missed = [name for name in needs if name in later]
     if missed:
         raise InvalidConfig(
-            f"this build does not know the setting {', '.join(missed)}, without which the queue must not be served: "
-            "use the build that made it, or a later one"
+            f"this build does not know the setting {', '.join(missed)}, which the queue needs: "
+            "use the version that created the queue, or a later one"
         )
     return msgspec.convert({name: settings[name] for name in settings if name in known}, QueueConfig), later
 
@@ -374,7 +374,7 @@ def kind_of(name: str, said: Kind | None = None) -> Kind:
         return said or "standard"
     if said == "standard":
         raise InvalidConfig(
-            f"a name that ends with .fifo makes a FIFO queue, and {name!r} is to be a standard one: choose another "
+            f"a name that ends with .fifo makes a FIFO queue, so {name!r} cannot be a standard queue: choose another "
             "name, or leave out the kind"
         )
     return "fifo"

@@ -421,5 +421,6 @@ class _Repair:
             for channel in self._channels.values():
                 channel.paused = True
             self._notes.append(
-                "it promises to deliver at most so many times, and that is not known: its channels are paused"
+                "it limits how often messages are delivered, and how often they were is not known: its channels are "
+                "paused"
             )

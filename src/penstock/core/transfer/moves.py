@@ -193,7 +193,7 @@ class Redrives:
         if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
             raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
         if command.discard and command.target is not None:
-            raise InvalidRequest("give either discard or a target")
+            raise InvalidRequest("give discard or a target, not both")
         if command.target is None and not command.discard:
             self._check_has_dead_letters(queue)
         channel = queue.channels.get(MAIN) if command.check_only else broker.receiving.channel_to_receive(queue, MAIN)

@@ -47,8 +47,8 @@ def archive_pipeline(
             write_json(about, wanted)
         elif (found := json.loads(about.read_text())) != wanted:
             raise IncompatibleCheckpoint(
-                f"{landing.path} is an archive of {_told(found)}, and now {_told(wanted)} is wanted: use another "
-                "directory, or the same as before"
+                f"{landing.path} is an archive of {_told(found)}, and not of {_told(wanted)}: use another "
+                "directory, or archive the same as before"
             )
     return pipeline, state
 
@@ -161,7 +161,7 @@ def read_archive(spark: Any, path: str | Path) -> Any:
     place = local(path, "an archive").resolve()
     about = place / OWN / "archive.json"
     if not about.exists():
-        raise NotFound(f"{place} is no archive: `penstock pipeline run archive` makes one")
+        raise NotFound(f"{place} is not an archive: `penstock pipeline run archive` makes one")
     format = json.loads(about.read_text())["format"]
     files = _files(place, format)
     if files is not None and not files:

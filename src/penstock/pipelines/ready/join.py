@@ -21,7 +21,7 @@ ON, WITHIN = parameter("on", "key"), parameter("within", "10 minutes")
 if seconds_of(WITHIN) is None:
     raise ValueError(f"within is {WITHIN!r}: write it like '10 minutes'")
 if TO in (LEFT, RIGHT):
-    raise ValueError(f"queue {TO!r} is joined, and cannot get the result: name another one")
+    raise ValueError(f"queue {TO!r} is one of the joined queues, and cannot get the result too: name another one")
 NEAR = f"interval {seconds_of(WITHIN)} seconds"
 
 

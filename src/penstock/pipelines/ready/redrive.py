@@ -139,7 +139,7 @@ def _choose(frame: Any, predicate: str | None) -> list[Any]:
         found = frame if predicate is None else frame.where(predicate)
         rows: list[Any] = found.select("queue", "sequence").orderBy("queue", "sequence").limit(MESSAGES_MAX).collect()
     except Exception as error:
-        raise InvalidRequest(f"where cannot be followed: {reason_of(error)}") from None
+        raise InvalidRequest(f"the condition (where) is not valid: {reason_of(error)}") from None
     return rows
 
 
@@ -166,8 +166,8 @@ def _send(
         skipped += task.skipped
         if task.status == "done" and not task.moved:
             failed.append(
-                f"{queue}: {len(sequences)} were chosen, and none was moved: leased and delayed messages stay, and so "
-                "do those without an origin if there is no target (to)"
+                f"{queue}: {len(sequences)} were chosen, but none was moved: leased and delayed messages stay, and so "
+                "do messages without an origin if there is no target (to)"
             )
         if task.status != "done":
             failed.append(f"{queue}: {task.status}" + (f": {task.error}" if task.error else ""))

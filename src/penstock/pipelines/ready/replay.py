@@ -158,7 +158,7 @@ def _chosen(
     try:
         return seen.where(predicate) if predicate else seen
     except Exception as error:
-        raise InvalidRequest(f"the predicate cannot be followed: {reason_of(error)}") from None
+        raise InvalidRequest(f"the condition (where) is not valid: {reason_of(error)}") from None
 
 
 def _plan(chosen: Any, file: Path, arguments: dict[str, Any], again: bool, rate: float | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _plan(chosen: Any, file: Path, arguments: dict[str, Any], again: bool, rate:
     if file.exists() and not again:
         plan: dict[str, Any] = json.loads(file.read_text())
         if plan["arguments"] != arguments:
-            raise InvalidRequest(f"{file} is of another replay: use its arguments, or another state file")
+            raise InvalidRequest(f"{file} belongs to another replay: use its arguments, or another state file")
         return plan
     size = PIECE_MESSAGES if rate is None else max(1, min(PIECE_MESSAGES, int(rate)))
     try:

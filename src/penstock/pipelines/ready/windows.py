@@ -46,7 +46,7 @@ def rollup_pipeline(
 ) -> tuple[Pipeline, State]:
     """The pipeline that keeps a server's events, and its state. The first run says what a table holds."""
     if seconds_of(window) is None:
-        raise InvalidRequest(f"window is {window!r}: write one like '1 minute'")
+        raise InvalidRequest(f"window is {window!r}: write it like '1 minute'")
     place = local(table, "this table").resolve()
     pipeline = ready_pipeline("rollup", f"rollup-{queue}-{window}", {"queue": queue, "path": "events"}, place)
     state, events, windows = State(place / OWN), Landing(place / "events"), Landing(place / "windows")
@@ -55,8 +55,8 @@ def rollup_pipeline(
         found = json.loads(about.read_text()) if about.exists() else wanted
         if found != wanted:
             raise IncompatibleCheckpoint(
-                f"{place} has windows of {found['window']} from {found['queue']}, and now {window} from {queue} is "
-                "wanted: use another table, or the same as before"
+                f"{place} has windows of {found['window']} from {found['queue']}, and not {window} from {queue}: use "
+                "another table, or the same arguments as before"
             )
         write_json(about, wanted)
         take_over(events.own / "checkpoint", state, "events")

@@ -43,8 +43,8 @@ DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 """For nobody else, as all that is kept."""
 _ASIDE = ".dropped-"
 """No token begins like this."""
-_GIVEN_UP = "piece {!r} belongs to a write that was given up meanwhile: write it again, if that is done again"
-_NOT_THERE = "there is no piece {!r}: write it first, or again if it was too old"
+_GIVEN_UP = "piece {!r} belongs to a write that was aborted meanwhile: stage it again if the write is repeated"
+_NOT_THERE = "there is no piece {!r}: stage it first, or again if it has expired"
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """Pages that are in memory already are mapped all at once."""
 

@@ -93,7 +93,7 @@ def _value_in(value: AttributeJson, what: str) -> AttributeValue:
         try:
             return float(value.value)
         except ValueError:
-            raise InvalidRequest(f"{what} is {value.value[:50]!r}: that is no float") from None
+            raise InvalidRequest(f"{what} is {value.value[:50]!r}: it must be a float") from None
     return TypedText.of(value.value, value.type)
 
 

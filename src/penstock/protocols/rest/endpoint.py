@@ -85,7 +85,7 @@ class Guard:
             raise RestError(401, "unauthorized", "this server needs credentials: Authorization: Bearer ...", _CHALLENGE)
         principal = self._check(authorization, headers, peer)
         if principal is None:
-            raise RestError(401, "unauthorized", "the token or the secret is not right", _CHALLENGE)
+            raise RestError(401, "unauthorized", "the token or the secret is wrong", _CHALLENGE)
         return principal
 
     def _check(self, authorization: str, headers: Mapping[str, str], peer: str) -> Principal | None:
@@ -438,7 +438,9 @@ def _check_page(settings: ConsoleSettings, operation: Operation) -> None:
     if settings.read_only and operation.method != "GET":
         raise RestError(403, "read_only", "the console of this server is read-only: [console] read_only says so")
     if settings.mask and operation.reveals:
-        raise RestError(403, "masked", "this server masks messages: its pages may browse, and not receive or read")
+        raise RestError(
+            403, "masked", "this server masks messages: its pages may browse messages, but not receive or read them"
+        )
 
 
 def _choose(operation: Operation, headers: Mapping[str, str]) -> str:
@@ -453,7 +455,7 @@ def _choose(operation: Operation, headers: Mapping[str, str]) -> str:
         for offer in offers:
             if wish in ("*/*", offer, f"{offer.partition('/')[0]}/*"):
                 return offer
-    raise RestError(406, "not_acceptable", f"this can be answered with {', '.join(operation.offers)}")
+    raise RestError(406, "not_acceptable", f"the answer can be {', '.join(operation.offers)}: accept one of them")
 
 
 def _decode(coding: _Coding, body: bytes, headers: Mapping[str, str]) -> Any:

@@ -161,7 +161,7 @@ class SingleMessages(Resource):
         queue_id, sequence = opened
         name: str | None = await self.shard.call(NameQueue(queue_id=queue_id))
         if name is None:
-            raise MessageNotFound(f"there is no message {message!r}: its queue is gone, or never was")
+            raise MessageNotFound(f"there is no message {message!r}: its queue is gone, or never existed")
         if not caller.principal.may_see(name):  # nor may it be told its name
             raise AccessDenied(f"{caller.principal.name!r} has no right on the queue of this message")
         caller.need(name, LookUp)
@@ -232,7 +232,7 @@ class SingleMessages(Resource):
         """Make messages due at another time. Leases end first, which counts as a failed delivery."""
         caller.need(queue, RescheduleMessages)
         if (body.due is None) == (body.delay is None):
-            raise invalid("give either due or delay")
+            raise invalid("give due or delay, not both")
         due_ms, delay_ms = milliseconds(body.due, "due") or 0, milliseconds(body.delay, "delay")
         sequences, ids = await self._sequences(queue, body)
         error = f"rescheduled by {caller.principal.name}"
@@ -287,7 +287,7 @@ class SingleMessages(Resource):
     async def _sequences(self, queue: str, named: NamedMessagesIn | NamedMessages) -> tuple[list[int], dict[str, int]]:
         """The sequence numbers of messages, and of which id each is, if ids are given."""
         if (named.ids is None) == (named.sequences is None):
-            raise invalid("give either ids or sequences")
+            raise invalid("give ids or sequences, not both")
         if named.sequences is not None:
             return named.sequences, {}
         assert named.ids is not None

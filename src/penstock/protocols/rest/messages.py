@@ -246,7 +246,7 @@ class Messages(Resource):
         if channel is not None and channel not in channels:
             raise ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: create it first")
         if (body.receipt is UNSET) == (body.receipts is UNSET):
-            raise invalid("give either receipt or receipts")
+            raise invalid("give receipt or receipts, not both")
         receipts = [body.receipt] if isinstance(body.receipt, str) else body.receipts
         assert isinstance(receipts, list)
         settled, refused = await self._settle_receipts(caller, queue, channel, receipts, command_for)
@@ -274,7 +274,7 @@ class Messages(Resource):
         self, caller: Caller, queue: str, channel: str | None, batch: SettleBatch, command_for: Settle
     ) -> SettledBatch:
         if self.queue(queue).id != batch.queue_id:
-            raise ForeignReceipt(f"queue {queue!r} is not the one that these messages came from: it was created anew")
+            raise ForeignReceipt(f"queue {queue!r} is not the one that these messages came from: it was created again")
         spans = [Span(*span) for span in batch.spans]
         for first, last, attempt in spans:
             if not (0 <= first <= last <= SEQUENCE_MAX and 0 <= attempt <= _ATTEMPT_MAX):
@@ -324,7 +324,7 @@ def _releasing(body: ReleaseRequest | ReleaseBatch) -> Settle:
     if body.failed:
         return partial(Release, delay_ms=delay_ms, error=error)
     if error or delay_ms is not None:
-        raise InvalidRequest("what did not fail is given back as it was: leave out error and delay, or failed")
+        raise InvalidRequest("messages that did not fail are returned unchanged: leave out error and delay, or failed")
     return GiveBack
 
 
@@ -436,7 +436,7 @@ def _opened(broker: Names, text: str, queue: str | None, channel: str | None) ->
     owner = broker.queue_name(receipt.queue_id)
     held_in = broker.channel_name(receipt.queue_id, receipt.channel_id)
     if owner is None or held_in is None:
-        raise ForeignReceipt("the receipt belongs to a queue or a channel that is gone")
+        raise ForeignReceipt("the receipt belongs to a queue or a channel that no longer exists")
     if queue is not None and owner != queue:
         raise ForeignReceipt(f"the receipt belongs to queue {owner!r}, and not to {queue!r}")
     if channel is not None and held_in != channel:

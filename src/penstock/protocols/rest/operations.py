@@ -368,7 +368,7 @@ class Resource:
         if handle is None:
             return 0
         if not (handle.isascii() and handle.isdigit() and len(handle) < 20):
-            raise SessionNotFound(f"session {handle[:50]!r} has ended, or never was: open another one")
+            raise SessionNotFound(f"session {handle[:50]!r} has ended, or never existed: open another one")
         return session_number(self.broker.meta.secret, caller.principal, int(handle))
 
     # -- what fits into a response --

@@ -422,9 +422,9 @@ class Redrives(Resource):
         if body.target is not None:
             caller.need(body.target, StartRedrive)
         if body.ids is not None and body.sequences is not None:
-            raise invalid("give either ids or sequences")
+            raise invalid("give ids or sequences, not both")
         if body.target is not None and body.discard:
-            raise invalid("give either discard or target")
+            raise invalid("give discard or target, not both")
         await self.shard.know(body.queue)
         self.queue(body.queue)
         sequences = body.sequences

@@ -300,7 +300,7 @@ def _given(name: str, query: Shape, body: Shape, otherwise: Any) -> Any:
         if value != found[0][1]:
             first = msgspec.json.encode(found[0][1]).decode()
             other = msgspec.json.encode(value).decode()
-            raise invalid(f"{found[0][0]} is {first}, and {what} is {other}: they are one thing, give it once")
+            raise invalid(f"{found[0][0]} is {first}, and {what} is {other}: they mean the same, so give one of them")
     return found[0][1] if found else otherwise
 
 

@@ -59,7 +59,9 @@ def parse_path(text: str) -> list[str | int | None]:
     while at < len(text):
         found = _STEP.match(text, at)
         if found is None:
-            raise invalid(f"path is {text[:100]!r}: it looks like $.customer.orders[0].id, and goes wrong at {at}")
+            raise invalid(
+                f"path is {text[:100]!r}: it is wrong at character {at}; a path looks like $.customer.orders[0].id"
+            )
         name, number = found.groups()
         if len(steps) >= _STEPS_MAX or len(number or "") > _NUMBER_LENGTH_MAX:
             raise invalid(f"path has more than {_STEPS_MAX} steps, or a number that no list has")

@@ -148,7 +148,7 @@ def session_number(secret: bytes, principal: Principal, handle: int) -> int:
     """The session that a handle stands for; `SessionNotFound` if it is not one of this caller's."""
     number = handle & _NUMBER_MASK
     if handle < 0 or handle >> _NUMBER_BITS != _seal(secret, principal, number):
-        raise SessionNotFound(f"session {handle} has ended, or never was: open another one")
+        raise SessionNotFound(f"session {handle} has ended, or never existed: open another one")
     return number
 
 

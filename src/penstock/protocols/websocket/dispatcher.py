@@ -278,7 +278,7 @@ class Dispatcher:
         if isinstance(command, InvalidRequest):
             raise command
         if number in self._open or number in self._pushes:
-            raise InvalidRequest(f"request {number} is not answered yet: number another one differently")
+            raise InvalidRequest(f"request {number} is not answered yet: use another number")
         if len(self._open) >= self._limits.requests_max:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
         if self._rates is not None and type(command) not in _NOT_COUNTED:
@@ -593,7 +593,7 @@ class Dispatcher:
     def _add_credit(self, number: int, command: AddPushCredit) -> None:
         push = self._pushes.get(command.push)
         if push is None:
-            raise SessionNotFound(f"push {command.push} has ended, or never was: start another one")
+            raise SessionNotFound(f"push {command.push} has ended, or never existed: start another one")
         if not 1 <= command.credit <= self._limits.credit_max:
             raise InvalidRequest(f"credit is {command.credit}: it must be from 1 to {self._limits.credit_max}")
         credit = AddCredit(subscription=push.subscription, credit=command.credit)

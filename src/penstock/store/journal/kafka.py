@@ -250,7 +250,7 @@ class KafkaJournal:
             for name in names:
                 self._live.produce(name, None, NOBODYS_KEY, self._shard)
             if self._live.flush(self._options.commit_timeout_s):
-                raise LogUnavailable(f"shard {self._shard}: Kafka does not take what ends a transaction that hangs")
+                raise LogUnavailable(f"shard {self._shard}: Kafka refuses to end a transaction that hangs")
             self._live.abort_transaction(self._options.commit_timeout_s)
         except KafkaException as error:
             raise said(error, self._options, f"shard {self._shard} cannot be taken over") from error
@@ -405,7 +405,7 @@ class KafkaJournal:
     def _failed(self, error: KafkaError, is_committing: bool) -> StoreError:
         if error.code() in _FENCED:
             return self._give_up(
-                ShardFenced(f"shard {self._shard} is somebody else's by now: {error.str()} ({error.name()})")
+                ShardFenced(f"shard {self._shard} belongs to another node now: {error.str()} ({error.name()})")
             )
         if not error.fatal() and (error.txn_requires_abort() or not is_committing):
             try:
@@ -621,7 +621,7 @@ class _Reading:
             self._at_end[index] = True
             self._next[index] = max(self._next[index], _offset(message))
         elif code in _OUT_OF_RANGE:
-            raise PositionLost(f"shard {self._shard}: the log does not go on where the table ends: {error.str()}")
+            raise PositionLost(f"shard {self._shard}: the log does not continue where the table ends: {error.str()}")
         elif code not in _PASSING:
             raise said(KafkaException(error), self._options, f"shard {self._shard} cannot be read")
 

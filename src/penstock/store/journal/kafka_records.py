@@ -68,14 +68,16 @@ class Marker(NamedTuple):
     def decode(cls, value: bytes | None, where: str) -> Marker:
         """Read one; `StoreVersion` if it is later than this code."""
         if not value:
-            raise StoreDamaged(f"{where}: the marker of a commit is empty. Something else than Penstock writes there.")
+            raise StoreDamaged(f"{where}: the marker of a commit is empty. Another program writes to this topic.")
         if value[0] != FORMAT_VERSION:
             raise StoreVersion(
                 f"{where} was written in format {value[0]}; this version of Penstock knows {FORMAT_VERSION}. Open the "
                 "shard with the version that wrote it, or a later one."
             )
         if len(value) != _MARKER.size:
-            raise StoreDamaged(f"{where}: the marker of a commit has {len(value)} bytes. Something else writes there.")
+            raise StoreDamaged(
+                f"{where}: the marker of a commit has {len(value)} bytes. Another program writes to this topic."
+            )
         _, number, nonce = _MARKER.unpack(value)
         return cls(number & ~_HAS_DATA, nonce, bool(number & _HAS_DATA))
 
@@ -188,7 +190,9 @@ class Assembly:
         elif kind == _PART and len(key) >= _PART_KEY_BYTES:
             self._take_part(key, value)
         else:
-            raise StoreDamaged(f"{self._where}: a message has a key of no known kind. Something else writes there.")
+            raise StoreDamaged(
+                f"{self._where}: a message has a key of no known kind. Another program writes to this topic."
+            )
 
     def _take_whole(self, key: bytes, value: bytes | None) -> None:
         if value is None and self.counts.get(key):
@@ -236,6 +240,6 @@ class Assembly:
         if self._incomplete:
             key = min(self._incomplete)
             raise StoreDamaged(
-                f"{self._where}: parts of {len(self._incomplete)} values are missing, of {key!r} for one. Somebody "
-                "deleted messages there."
+                f"{self._where}: parts of {len(self._incomplete)} values are missing, of {key!r} for one. Another "
+                "program deleted messages there."
             )

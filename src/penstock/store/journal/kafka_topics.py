@@ -74,9 +74,9 @@ def made_client(make: Callable[[dict[str, Any]], _T], options: KafkaOptions, **p
     try:
         return make(config)
     except KafkaException as error:
-        raise LogUnsafe(f"[kafka] properties cannot be followed: {error.args[0].str()}") from None
+        raise LogUnsafe(f"[kafka] properties are not valid: {error.args[0].str()}") from None
     except (TypeError, ValueError) as error:
-        raise LogUnsafe(f"[kafka] properties cannot be followed: {error}") from None
+        raise LogUnsafe(f"[kafka] properties are not valid: {error}") from None
 
 
 def said(error: KafkaException, options: KafkaOptions, what: str, heard: Sequence[KafkaError] = ()) -> StoreError:
@@ -163,7 +163,7 @@ def _handle_creation_error(error: KafkaException, name: str, options: KafkaOptio
             "single broker, which keeps nothing safe)."
         )
     if code in (KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION, KafkaError.INVALID_REQUEST):
-        raise LogUnsafe(f"topic {name} cannot be made: {error.args[0].str()}. Look at [kafka] topic_properties.")
+        raise LogUnsafe(f"topic {name} cannot be created: {error.args[0].str()}. Look at [kafka] topic_properties.")
     raise error
 
 

@@ -87,7 +87,7 @@ class Walk:
             (sequence,) = segment_sequences([self.paths[self.tail].name])
             following = self.paths[self.tail].with_name(segment_name(sequence + 1))
             if following not in self.paths:
-                raise StoreDamaged(f"journal segment {following} is missing: commits went on there. {ADVICE}")
+                raise StoreDamaged(f"journal segment {following} is missing: later commits were there. {ADVICE}")
 
     def _walk_segment(self, index: int, path: Path) -> Iterator[Frame]:
         data = self._read(path)
