@@ -1230,7 +1230,7 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
         if key not in shape.__struct_fields__:
             known = ", ".join(shape.__struct_fields__)
             near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
-            guess = f", perhaps {near[0]!r} is meant" if near else ""
+            guess = f" (did you mean {near[0]!r}?)" if near else ""
             if key in GONE:
                 raise InvalidSettings(f"{name}: {where} {key} is gone: {GONE[key]}")
             raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")
