@@ -87,8 +87,8 @@ def test_a_queue_that_nothing_reads_is_refused(queues: Queues) -> None:
     [
         ((datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), None, None), "has to be before"),
         ((datetime(2026, 1, 2, tzinfo=UTC), None, '{"orders": {"0": 1}}', None), "times or offsets"),
-        ((None, None, '{"orders": 1}', None), "are no offsets"),
-        ((None, None, None, "soon"), "are no offsets"),
+        ((None, None, '{"orders": 1}', None), "are not offsets"),
+        ((None, None, None, "soon"), "are not offsets"),
     ],
 )
 def test_what_is_no_range_is_said(

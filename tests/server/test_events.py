@@ -216,7 +216,7 @@ def test_nothing_is_noted_while_nobody_records() -> None:
         ("sample = 2.0", "sample is 2: it must be larger than 0, up to 1"),
         ("retention_s = 0", "retention_s"),
         ('queue = "no good"', "cannot name a queue"),
-        ("smaple = 1.0", "perhaps 'sample' is meant"),
+        ("smaple = 1.0", "did you mean 'sample'"),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(text: str, what: str) -> None:

@@ -124,9 +124,9 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
     ("text", "words"),
     [
         ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, host, sqs_port"),
-        ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
-        ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
-        ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
+        ("[server]\nsqs_prot = 1", "did you mean 'sqs_port'"),
+        ("[sever]\nhost = 'x'", "the file has no key 'sever' .did you mean 'server'"),
+        ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese' .did you mean 'lease'"),
         ("[[queues]]\nname = 'a'\n[[queues]]\nlease = 1", r"\[\[queues\]\] number 2 has no 'name': it needs one"),
         ("[[credentials]]\ntoken = 't'", r"\[\[credentials\]\] number 1 has no 'access_key': it needs one"),
         (
@@ -135,7 +135,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
         ),
         (
             "[[credentials]]\naccess_key='a'\nsecret_key='b'\n[[credentials.allow]]\nright=['read']",
-            r"\[\[credentials.allow\]\] has no key 'right', perhaps 'rights'",
+            r"\[\[credentials.allow\]\] has no key 'right' .did you mean 'rights'",
         ),
         (
             "[server]\nsqs_port = 'x'",

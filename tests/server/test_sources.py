@@ -157,17 +157,17 @@ def test_half_a_credential_in_the_environment_is_refused(environment: dict[str, 
 def test_a_mistyped_credential_is_told_too() -> None:
     environment = {"PENSTOCK_ACCESS_KEY_ID": "a", "PENSTOCK_SECRET_KEYFILE": "b"}
     assert list(unknown_variables(environment, gathered(None, environment))) == [
-        "PENSTOCK_ACCESS_KEY_ID is no setting, perhaps PENSTOCK_ACCESS_KEY is meant",
-        "PENSTOCK_SECRET_KEYFILE is no setting, perhaps PENSTOCK_SECRET_KEY_FILE is meant",
+        "PENSTOCK_ACCESS_KEY_ID is not a setting (did you mean PENSTOCK_ACCESS_KEY?)",
+        "PENSTOCK_SECRET_KEYFILE is not a setting (did you mean PENSTOCK_SECRET_KEY_FILE?)",
     ]
 
 
 def test_a_mistyped_variable_is_told_with_the_one_that_is_meant() -> None:
     told = list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_TOKEN": "t", "PATH": "/bin"}, Settings()))
-    assert told == ["PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant"]
+    assert told == ["PENSTOCK_SQS_PROT is not a setting (did you mean PENSTOCK_SQS_PORT?)"]
     assert list(
         unknown_variables({"PENSTOCK_HTPP_PORT": "1", "PENSTOCK_MAIL_PORT": "tcp://10.0.0.1:25"}, Settings())
-    ) == ["PENSTOCK_HTPP_PORT is no setting, perhaps PENSTOCK_HTTP_PORT is meant"]
+    ) == ["PENSTOCK_HTPP_PORT is not a setting (did you mean PENSTOCK_HTTP_PORT?)"]
 
 
 def test_a_variable_that_the_settings_name_is_known() -> None:
@@ -207,4 +207,4 @@ def test_the_command_reads_the_environment_and_warns_of_what_is_no_setting(monke
     assert "host '0.0.0.0' can be reached from other machines" in ended.stderr
     command = [sys.executable, "-m", "penstock", "serve", "--data", "/dev/null/nowhere", "--host", "127.0.0.1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant" in ended.stderr
+    assert "PENSTOCK_SQS_PROT is not a setting (did you mean PENSTOCK_SQS_PORT?)" in ended.stderr

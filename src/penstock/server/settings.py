@@ -1210,7 +1210,7 @@ def parse(text: str, name: str = "penstock.toml") -> Settings:
     >>> parse('[server]\\nsqs_prot = 1')
     Traceback (most recent call last):
         ...
-    penstock.server.settings.InvalidSettings: penstock.toml: [server] has no key 'sqs_prot', perhaps 'sqs_port' is ...
+    penstock.server.settings.InvalidSettings: penstock.toml: [server] has no key 'sqs_prot' (did you mean ...
     """
     try:
         raw = tomllib.loads(text)
@@ -1239,7 +1239,7 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
         if key not in shape.__struct_fields__:
             known = ", ".join(shape.__struct_fields__)
             near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
-            guess = f", perhaps {near[0]!r} is meant" if near else ""
+            guess = f" (did you mean {near[0]!r}?)" if near else ""
             if key in GONE:
                 raise InvalidSettings(f"{name}: {where} {key} is gone: {GONE[key]}")
             raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")

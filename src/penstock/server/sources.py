@@ -138,7 +138,7 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
     """What is wrong with each variable that looks like a setting and is none.
 
     >>> list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_SERVICE_HOST": "10.0.0.1"}, Settings()))
-    ['PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant']
+    ['PENSTOCK_SQS_PROT is not a setting (did you mean PENSTOCK_SQS_PORT?)']
     """
     named = {settings.cluster.secret_env, settings.zookeeper.password_env, *settings.kafka.properties_env.values()}
     named |= set(_OF_CREDENTIALS)
@@ -151,4 +151,4 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
                 yield f"{name} is {environment[name]}, as Kubernetes sets it for a service: it is ignored"
         elif not _OF_KUBERNETES.fullmatch(name) and not _IS_AN_ADDRESS.match(environment[name]):
             near = difflib.get_close_matches(name, [*VARIABLES, *_OF_CREDENTIALS], 1)
-            yield f"{name} is no setting{f', perhaps {near[0]} is meant' if near else ''}"
+            yield f"{name} is not a setting{f' (did you mean {near[0]}?)' if near else ''}"

@@ -207,5 +207,5 @@ def test_what_is_wrong_is_said(spark: Any, queues: Queues, where: Where, archive
         archive(spark, where, Path("s3a://bucket/archive"), ["a"])
     with pytest.raises(PipelineFailed, match=r"archive: .*nosuch"):
         archive(spark, where, archive_path, ["nosuch"])
-    with pytest.raises(NotFound, match="is no archive"):
+    with pytest.raises(NotFound, match="is not an archive"):
         read_archive(spark, archive_path / "nowhere")
