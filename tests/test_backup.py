@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -183,6 +185,32 @@ def test_copy_that_was_cut_short_does_not_open(data: Path, tmp_path: Path, monke
     with pytest.raises(StoreError, match=r"a backup into .* was cut short"):
         penstock.open(tmp_path / "copy")
     assert [finding.where for finding in check(tmp_path / "copy")] == [BACKUP_INCOMPLETE_NAME]
+
+
+def test_a_directory_that_does_not_open_is_not_backed_up_as_whole(data: Path, tmp_path: Path) -> None:
+    for segment in (data / JOURNAL_NAME).iterdir():
+        segment.unlink()
+    done = penstock_store("backup", data, tmp_path / "copy")
+    assert done.returncode == 1
+    assert "journal" in done.stderr and "is missing" in done.stderr
+    assert penstock_store("check", "--data", data).returncode == 1
+
+
+def test_a_copy_that_cannot_be_marked_as_incomplete_is_not_begun(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have room again a moment later. Without the mark, a part of a copy would be taken for all of it."""
+    opened = os.open
+
+    def open_file(path: Any, *arguments: Any, **more: Any) -> int:
+        if Path(path).name == BACKUP_INCOMPLETE_NAME:
+            raise OSError(28, "No space left on device")
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with pytest.raises(StoreError, match="No space left on device"):
+        back_up(data, tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
 
 
 # -- several shards ----------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from penstock.store.layout import (
     TABLE_NAME,
     is_store,
     make_file,
+    mark_incomplete,
 )
 from penstock.store.lock import refuse_cache, refuse_incomplete
 from penstock.store.table import SQLITE_ERRORS, connect, translate
@@ -221,7 +222,8 @@ def _late(fixed: list[_Fixed]) -> list[_Fixed]:
 def _copy(source: Path, fixed: list[_Fixed], target: Path, progress: Progress) -> BackedUp:
     target.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
     os.chmod(target, DIRECTORY_MODE)
-    make_file(target / BACKUP_INCOMPLETE_NAME)
+    mark_incomplete(target / BACKUP_INCOMPLETE_NAME)
+    _sync(target)
     copied = BackedUp(len(fixed))
     total = sum(_size(store.directory / TABLE_NAME) for store in fixed)
     for store in fixed:  # the journals first: they are in memory

@@ -98,9 +98,13 @@ def seldom_look_for_garbage() -> None:
 def announce(ready: _Announced, ready_file: Path | None, greeting: Callable[[_Announced], str]) -> None:
     """Say where everything listens: a greeting for people, and the file, whole or not at all, for programs."""
     if ready_file is not None:
-        partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(ready)) + b"\n")
-        partial.replace(ready_file)
+        said = msgspec.json.format(msgspec.json.encode(ready)) + b"\n"
+        if ready_file.exists() and not ready_file.is_file():  # such as /dev/stderr: it must not become a file
+            ready_file.write_bytes(said)
+        else:
+            partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
+            partial.write_bytes(said)
+            partial.replace(ready_file)
     if sys.__stdout__ is not None:  # who has closed it wants no line, and a server all the same
         print(greeting(ready), flush=True)
 

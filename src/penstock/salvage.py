@@ -59,6 +59,7 @@ from penstock.store.layout import (
     TABLE_NAME,
     is_store,
     make_file,
+    mark_incomplete,
 )
 from penstock.store.lock import DirectoryLock, refuse_cache, refuse_incomplete
 from penstock.store.sharded import (
@@ -307,7 +308,7 @@ def _salvage_store(source: Path, target: Path, shared: _Shared, progress: Progre
         contextlib.closing(RawDirectory(source, is_ours=True)) as raw_directory,
         contextlib.closing(open_embedded(target)) as store,
     ):
-        make_file(target / INCOMPLETE_NAME)
+        mark_incomplete(target / INCOMPLETE_NAME)
         salvaged = _Salvage(raw_directory, store, shared, source.name, progress).run()
     (target / INCOMPLETE_NAME).unlink()
     return salvaged
@@ -315,7 +316,7 @@ def _salvage_store(source: Path, target: Path, shared: _Shared, progress: Progre
 
 def _salvage_shards(source: Path, stores: list[Path], target: Path, progress: Progress) -> Salvaged:
     """All stores of a directory with several shards."""
-    make_file(target / INCOMPLETE_NAME)
+    mark_incomplete(target / INCOMPLETE_NAME)
     salvaged, shared = Salvaged(), _Shared(None)
     metas: list[Meta] = []
     for store in stores:

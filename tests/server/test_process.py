@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.process import announce
 
 PROGRAM = """
 import contextlib, os, signal, sys
@@ -51,3 +57,19 @@ def test_a_signal_ends_a_service_that_waits_for_others_before_it_can_start() -> 
     command = [sys.executable, "-c", SLOW_TO_START]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["closed", "ended"]
+
+
+class Ready(msgspec.Struct):
+    where: str
+
+
+def test_a_ready_file_that_is_no_file_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        announce(Ready(where="here"), pipe, str)
+        assert pipe.is_fifo()
+        assert b"here" in os.read(reader, 1_000)
+    finally:
+        os.close(reader)

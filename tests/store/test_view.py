@@ -196,3 +196,15 @@ def test_writer_leaves_the_files_that_readers_need(tmp_path: Path) -> None:
     open_embedded(tmp_path).close()
     names = {path.name for path in tmp_path.iterdir()}
     assert {TABLE_NAME, TABLE_NAME + "-wal", TABLE_NAME + "-shm"} <= names
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_store_whose_only_journal_file_was_deleted_is_not_shown_without_it(tmp_path: Path, applied: bool) -> None:
+    """Who writes does not open it either: a backup of it would be good for nothing."""
+    store = open_embedded(tmp_path)
+    store.commit(changes_of({b"c": BODY}))
+    store.close(apply=applied)
+    for path in (tmp_path / JOURNAL_NAME).iterdir():
+        path.unlink()
+    with pytest.raises(StoreDamaged, match=r"the journal in .* is missing"):
+        StoreView(tmp_path)

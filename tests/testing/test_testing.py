@@ -15,6 +15,7 @@ from celery import Celery
 
 from penstock import testing
 from tests.package import PACKAGE
+from tests.server.serving import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,33 @@ def test_a_server_and_its_directory_end_with_the_block() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
     assert not server.directory.exists()
+
+
+PROGRAM = """
+import os, signal
+from penstock import testing
+
+with testing.server() as server:
+    print(server.pid, server.directory, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_and_its_directory_end_with_a_process_that_is_killed() -> None:
+    """So do those of tests that a timeout ends, and of workers that crash."""
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    said = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True).stdout
+    pid, directory = said.split()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert not Path(directory).parent.exists()
+
+
+def test_what_is_set_for_another_server_is_not_set_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ACCESS_KEY", "of another server")
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", "secret")
+    monkeypatch.setenv("PENSTOCK_ENGINE", "kafka")
+    with testing.server() as server, server.connect() as ps:
+        assert ps.queues() == []
 
 
 def test_a_directory_that_was_given_has_its_messages_for_the_next_server(tmp_path: Path) -> None:

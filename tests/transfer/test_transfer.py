@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -589,6 +590,27 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(data: Path, tmp_pat
         export_file(data, tmp_path / "file", queue=["nowhere"])
     assert (tmp_path / "file").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+@pytest.mark.parametrize("format", ["jsonl", "arrow"])
+def test_an_export_into_a_pipe_or_a_device_goes_there_and_leaves_what_it_is(
+    data: Path, tmp_path: Path, format: transfer.Format
+) -> None:
+    """`-o /dev/null` by root must not take it away from everybody else."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        export_file(data, pipe, format=format)  # it fits into the pipe
+        assert pipe.is_fifo()
+        (tmp_path / "file").write_bytes(reader.read())
+    transfer.import_queues(str(tmp_path / "new"), tmp_path / "file")
+
+
+def test_an_export_through_a_link_leaves_the_link(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    export_file(data, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
 def test_histories_that_cannot_be_read_are_refused_by_the_bulk_way() -> None:

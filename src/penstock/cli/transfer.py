@@ -117,13 +117,21 @@ def _writer(format: Format, file: BinaryIO, head: Head, lines: list[QueueLine]) 
 
 @contextmanager
 def _written(output: Path | None) -> Iterator[BinaryIO]:
-    """The file, which comes to be when all of it is written, and is for this user only; or standard output."""
+    """The file, which comes to be when all of it is written, and is for this user only; or standard output.
+
+    What is there and no file, such as a pipe or /dev/null, is written to: it must not become a file.
+    """
     if output is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    partial = output.with_name(f"{output.name}.{uuid.uuid4().hex[:12]}.partial")
+    if output.exists() and not output.is_file():
+        with open_given(output, "wb", "--output") as file:
+            yield file
+        return
+    target = output.resolve()  # a link stays one
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
@@ -133,7 +141,7 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(descriptor)
-        partial.replace(output)
+        partial.replace(target)
     except BaseException:
         with suppress(OSError):
             partial.unlink()

@@ -80,6 +80,11 @@ def make_file(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
 
 
+def mark_incomplete(path: Path) -> None:
+    """Make the file that keeps a copy in part from being opened. `OSError` if it cannot be made: then none is begun."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
 def restrict(directory: Path) -> None:
     """Take from others what an earlier build gave them; and say so if they can put files into the directory."""
     for path in _own(directory):

@@ -33,7 +33,16 @@ from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME, check_readable
-from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, TableReads, connect, read_meta, translate, translated
+from penstock.store.table import (
+    HAD_JOURNAL,
+    SEALED_VERSION,
+    SQLITE_ERRORS,
+    TableReads,
+    connect,
+    read_meta,
+    translate,
+    translated,
+)
 
 ATTEMPTS_MAX = 100
 SAME_FINDINGS_MAX = 5
@@ -56,6 +65,7 @@ class StoreView:
         self._layer = Layer(0)
         self._left_out: frozenset[bytes] | None = None
         self._table_flaws: list[Flaw] = []
+        self._needs_journal = False
         check_readable(directory)
         if not self._path.exists():
             raise StoreError(f"{directory} holds no store: there is no {TABLE_NAME} in it.")
@@ -100,6 +110,7 @@ class StoreView:
             if seen.misplaced:
                 raise StoreDamaged(f"table {self._path} is damaged (records are out of order). {ADVICE}")
             self._left_out, self._table_flaws = seen.left_out, seen.flaws
+        self._needs_journal = bool(meta["position"] or meta.get(HAD_JOURNAL))
         self._layer = self._read_journal(meta["position"], meta["identity"])
 
     def _uri(self) -> str:
@@ -120,6 +131,8 @@ class StoreView:
     def _walk(self, position: int, identity: int) -> Walk:
         journal = self._directory / JOURNAL_NAME
         sequences = segment_sequences(self._disk.names(journal))
+        if self._needs_journal and not sequences:  # the writer does not open without one either
+            raise StoreDamaged(f"the journal in {journal} is missing: put it back. {ADVICE}")
         return Walk([journal / segment_name(sequence) for sequence in sequences], self._read_file, identity, position)
 
     def _read_file(self, path: Path) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -91,26 +92,31 @@ def server(
     """Run a server on free ports until the block ends.
 
     It keeps its messages in a temporary directory, unless one is given: then they are there for the next server.
-    `config` is the text of a penstock.toml. `environment` replaces that of this process.
+    `config` is the text of a penstock.toml. `environment` replaces that of this process; without it, the server gets
+    this one's without variables that are settings of servers (`PENSTOCK_...`): those are of another server.
     """
+    if environment is None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         place = Path(temporary)
         (place / "penstock.toml").write_text(config)
         data = Path(directory) if directory is not None else place / "data"
         flags = [f"{flag}=0" for flag in _FLAGS.values()]
         files = [f"--config={place / 'penstock.toml'}", f"--data={data}", f"--ready-file={place / 'ready'}"]
-        command = [sys.executable, "-m", "penstock", "serve", *files, *flags]
+        command = [sys.executable, "-m", "penstock.testing", str(place), "serve", *files, *flags]
         with open(place / "log", "wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-        try:
-            yield _wait(process, place, data)
-        finally:
-            process.terminate()
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+        assert process.stdin is not None
+        with process.stdin:  # open as long as this process lives: see `penstock/testing/__main__.py`
             try:
-                process.wait(STOP_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                yield _wait(process, place, data)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(STOP_SECONDS_MAX)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], place: Path, data: Path) -> Server:
