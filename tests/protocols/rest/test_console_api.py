@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 
 import penstock
 from penstock.core.commands import EndSession
+from penstock.protocols.rest import search
 from penstock.protocols.rest.masks import masks_of
 from penstock.server.audit import Audit
 from penstock.server.settings import AuditSettings, InvalidSettings, parse
@@ -611,7 +612,10 @@ def test_a_path_that_is_too_long_is_refused(http: httpx.Client, name: str, path:
     refused(http.get(f"/v1/queues/{name}/search", params={"path": path}), 400, "invalid_request")
 
 
-def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: str) -> None:
+def test_a_search_through_large_bodies_stops_in_time(
+    http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_SEARCH_S", 0.05)
     body = json.dumps([1] * 100_000, separators=(",", ":"))
     for _ in range(16):
         send(http, name, *[body] * 5)
