@@ -459,6 +459,17 @@ def test_the_audit_log_goes_on_when_there_is_no_space_to_sort_it(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 64 * 1024
 
 
+def test_a_log_that_cannot_be_read_ends_no_stream(serve: Callable[..., Server]) -> None:
+    server = serve()
+    (server.directory / "audit.jsonl").mkdir()
+    with server.client() as http:
+        assert "audit.jsonl" in refused(http.get("/v1/audit"), 503, "disk_failed")
+        with http.stream("GET", "/v1/live", params={"watch": "/v1/audit"}) as stream:
+            lines = [line for line, _ in zip(stream.iter_lines(), range(9), strict=False) if line]
+        assert sum(line.startswith('data: {"version') for line in lines) >= 2
+        assert any("disk_failed" in line for line in lines)
+
+
 def _texts(found: Any) -> list[str]:
     return [message["body"] for message in found["messages"]]
 

@@ -98,7 +98,10 @@ class Overviews(Resource):
         elif not caller.principal.allows_all("admin"):
             raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: give one that it may")
         audit = audit_of(self.services)
-        found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        try:
+            found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        except OSError as error:
+            raise RestError(503, "disk_failed", f"the audit log cannot be read: {error}") from None
         page = found[: query.limit]
         lines = [
             AuditLine(
