@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 
 import penstock
 from penstock.core.commands import EndSession
+from penstock.protocols.rest import search
 from penstock.protocols.rest.masks import masks_of
 from penstock.server.audit import Audit
 from penstock.server.settings import AuditSettings, InvalidSettings, parse
@@ -458,6 +459,17 @@ def test_the_audit_log_goes_on_when_there_is_no_space_to_sort_it(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 64 * 1024
 
 
+def test_a_log_that_cannot_be_read_ends_no_stream(serve: Callable[..., Server]) -> None:
+    server = serve()
+    (server.directory / "audit.jsonl").mkdir()
+    with server.client() as http:
+        assert "audit.jsonl" in refused(http.get("/v1/audit"), 503, "disk_failed")
+        with http.stream("GET", "/v1/live", params={"watch": "/v1/audit"}) as stream:
+            lines = [line for line, _ in zip(stream.iter_lines(), range(9), strict=False) if line]
+        assert sum(line.startswith('data: {"version') for line in lines) >= 2
+        assert any("disk_failed" in line for line in lines)
+
+
 def _texts(found: Any) -> list[str]:
     return [message["body"] for message in found["messages"]]
 
@@ -611,7 +623,10 @@ def test_a_path_that_is_too_long_is_refused(http: httpx.Client, name: str, path:
     refused(http.get(f"/v1/queues/{name}/search", params={"path": path}), 400, "invalid_request")
 
 
-def test_a_search_through_large_bodies_stops_in_time(http: httpx.Client, name: str) -> None:
+def test_a_search_through_large_bodies_stops_in_time(
+    http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_SEARCH_S", 0.05)
     body = json.dumps([1] * 100_000, separators=(",", ":"))
     for _ in range(16):
         send(http, name, *[body] * 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.commands import CreateQueue
+from penstock.core.errors import QueueNotFound
 from penstock.core.queues.origin import error_group
+from penstock.protocols.rest.queues import Queues
 from penstock.server import overview
 from penstock.server.log import RequestLog
 from penstock.server.overview import Overview, Row
@@ -337,6 +340,38 @@ def test_nobody_takes_all_the_streams(serve: Callable[..., Server]) -> None:
             assert next(stream.iter_lines()).startswith("data: ")
         stack.close()
         until(lambda: _is_open(http), 10)
+
+
+def test_streams_that_watch_much_leave_others_their_turn(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten answers of 10 ms for each of 25 streams: together they take longer than the second that they are for."""
+    taken: list[float] = []
+
+    def work(*_: object) -> None:
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        taken.append(time.monotonic())
+        raise QueueNotFound.of("orders")
+
+    server = serve()
+    monkeypatch.setattr(Queues, "_described", work)
+    with ExitStack() as stack:
+        for number in range(25):
+            watch = "&".join(f"watch=/v1/queues/q-{number}-{each}" for each in range(10))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(f"GET /v1/live?{watch} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        http = stack.enter_context(server.client())
+        waits_s: list[float] = []
+        until_s = time.monotonic() + 5
+        while time.monotonic() < until_s:
+            began_s = time.monotonic()
+            assert http.get("/healthz").status_code == 200
+            waits_s.append(time.monotonic() - began_s)
+            time.sleep(0.01)
+    assert len(taken) > 50
+    assert sorted(waits_s)[len(waits_s) * 9 // 10] < 0.1, (max(waits_s), len(waits_s))
 
 
 def test_a_closed_tab_is_no_failed_request_in_the_log(

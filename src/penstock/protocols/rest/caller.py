@@ -47,6 +47,11 @@ class Caller:
         """Whose limits count what it does."""
         return caller_of(self.principal, self._exchange.request.peer)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has hung up, as far as is known."""
+        return self._exchange.is_gone
+
     def need(self, queue: str, *kinds: type[Command]) -> str:
         """The queue's name, if the caller may do one of these commands with it. The first is what the logs name."""
         self._exchange.queue = self._exchange.queue or queue

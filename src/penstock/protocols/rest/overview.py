@@ -52,6 +52,9 @@ EVENT_STREAM = "text/event-stream"
 _STREAMS_MAX = 100
 _STREAMS_OF_ONE_MAX = _STREAMS_MAX // 4
 _WATCHED_MAX = 10
+_WATCH_SHARE = 2
+"""For so many times as long as an answer of a stream has taken, no other one begins."""
+_WATCH_COST_S_MAX = 0.1
 _ALARMS_MAX = 50
 _GROWING_MAX = 20
 _INLINE_MAX = 1_000
@@ -98,7 +101,10 @@ class Overviews(Resource):
         elif not caller.principal.allows_all("admin"):
             raise AccessDenied(f"{caller.principal.name!r} may not administer all queues: give one that it may")
         audit = audit_of(self.services)
-        found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        try:
+            found = await asyncio.to_thread(audit.entries, query.limit + 1, query.before, query.queue)
+        except OSError as error:
+            raise RestError(503, "disk_failed", f"the audit log cannot be read: {error}") from None
         page = found[: query.limit]
         lines = [
             AuditLine(
@@ -324,6 +330,9 @@ class Live(Resource):
         self._find = find
         self._streams: Counter[str] = Counter()
         """Caller -> its streams."""
+        self._turns = asyncio.Lock()
+        self._free_s = 0.0
+        """When the next answer for a stream may begin."""
 
     @operation("GET", "/v1/live", offers=(EVENT_STREAM, JSON))
     async def live(self, caller: Caller, query: LiveQuery) -> Reply:
@@ -357,14 +366,26 @@ class Live(Resource):
                     event["queue"] = await self._overviews.row(queue)
                 yield b"data: " + msgspec.json.encode(event) + b"\n\n"
                 for each in watched:
-                    if (answer := await each.changed(caller, self.shard)) is not None:
+                    if not each.is_due:
+                        continue
+                    await self._turn()
+                    if caller.is_gone or self.services.is_stopping:
+                        return
+                    answer = await each.changed(caller, self.shard)
+                    self._free_s = time.monotonic() + _WATCH_SHARE * each.cost_s
+                    if answer is not None:
                         yield b"event: answer\ndata: " + answer + b"\n\n"
-                    await asyncio.sleep(0)  # an answer takes milliseconds: others get their turn
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams[who] -= 1
             if not self._streams[who]:
                 del self._streams[who]
+
+    async def _turn(self) -> None:
+        """Wait until an answer may begin: those of all streams together take a third of the time at most."""
+        async with self._turns:
+            while (wait_s := self._free_s - time.monotonic()) > 0 and not self.services.is_stopping:
+                await asyncio.sleep(wait_s)
 
 
 class _Watched:
@@ -376,13 +397,19 @@ class _Watched:
         self._arguments = arguments
         self._due_s = 0.0
         self._told = b""
+        self.cost_s = 0.0
+        """How long the last answer kept the loop busy, or others did meanwhile."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look again."""
+        return time.monotonic() >= self._due_s
 
     async def changed(self, caller: Caller, shard: Shards) -> bytes | None:
-        """Its answer, if it is time to look again and it is another one."""
-        now_s, live_s = time.monotonic(), self._operation.live_s
-        if now_s < self._due_s or live_s is None:
-            return None
-        self._due_s = now_s + live_s - LOOK_S / 2
+        """Its answer, if it is another one."""
+        assert self._operation.live_s is not None
+        self._due_s = time.monotonic() + self._operation.live_s - LOOK_S / 2
+        began_s = time.thread_time()
         answer: dict[str, object] = {"path": self._path}
         try:
             if "queue" in self._arguments:
@@ -391,6 +418,7 @@ class _Watched:
         except PenstockError as error:
             answer["problem"] = problem_of(error)
         told = msgspec.json.encode(answer)
+        self.cost_s = min(time.thread_time() - began_s, _WATCH_COST_S_MAX)
         if told == self._told:
             return None
         self._told = told
