@@ -58,6 +58,11 @@ def test_a_user_logs_in_with_a_password_and_is_told_its_roles(serve: Callable[..
         me = done(ann.get("/v1/me"))
         assert (me["name"], me["needs_credentials"], me["read_only"]) == ("Ann", True, False)
         assert me["roles"] == [{"role": "reader", "queues": ["shop-*"]}, {"role": "admin", "queues": ["test-*"]}]
+        assert me["audit"] is False
+        refused(ann.get("/v1/audit"), 403, "access_denied")
+    with server.client(headers=_BOSS) as boss:
+        assert done(boss.get("/v1/me"))["audit"] is True
+        done(boss.get("/v1/audit"))
     for wrong in ("ann:guess", "bob:a long password of ann", "ann:", "AK1:a long password of ann"):
         with server.client(headers={"authorization": f"Bearer {wrong}"}) as nobody:
             refused(nobody.get("/v1/me"), 401, "unauthorized")
