@@ -19,7 +19,7 @@ import uvloop
 
 from penstock.server.budget import FEWEST
 from penstock.server.settings import InvalidSettings
-from penstock.signals import was_kept
+from penstock.signals import was_ignored, was_kept
 
 YOUNG_MAX = 20_000
 """How many new objects there are before somebody looks for cycles among them."""
@@ -42,7 +42,8 @@ def run(
     """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once.
 
     What the service says when it listens becomes the ready file, and the greeting for people. `on_hangup` is called at
-    every SIGHUP, once everything listens, and at once for one that was kept until then (`signals.keep`).
+    every SIGHUP, once everything listens, and at once for one that was kept until then (`signals.keep`). Where it says
+    that the terminal was closed in which the service was started, the service stops, unless it was started by `nohup`.
     """
     tell = partial(announce, ready_file=ready_file, greeting=greeting)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -58,6 +59,7 @@ async def _serve(
     sys.setswitchinterval(_SWITCH_S)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    stops_with_terminal = _has_terminal() and not was_ignored(signal.SIGHUP)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: os._exit(1) if stopping.is_set() else stopping.set())
     async with contextlib.AsyncExitStack() as running:
@@ -65,11 +67,27 @@ async def _serve(
         if await _comes_before(starting, stopping):
             tell(starting.result())
             if on_hangup is not None:
-                loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+                def hung_up() -> None:
+                    if stops_with_terminal and not _has_terminal():
+                        stopping.set()
+                    else:
+                        on_hangup()
+
+                loop.add_signal_handler(signal.SIGHUP, hung_up)
                 if was_kept(signal.SIGHUP):
-                    on_hangup()
+                    hung_up()
             seldom_look_for_garbage()
             await stopping.wait()
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal that this process belongs to. One that was closed is none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 async def _comes_before(starting: asyncio.Task[_Announced], stopping: asyncio.Event) -> bool:

@@ -46,11 +46,13 @@ def told_to_stop(stop: Callable[[], object]) -> Iterator[None]:
 
 
 _kept: set[int] = set()
+_ignored: set[int] = set()
 
 
 def keep(number: int) -> None:
     """From now on a signal ends nothing: whoever can do something about it later asks `was_kept`."""
-    signal.signal(number, lambda number, _: _kept.add(number))
+    if signal.signal(number, lambda number, _: _kept.add(number)) is signal.SIG_IGN:
+        _ignored.add(number)
 
 
 def was_kept(number: int) -> bool:
@@ -58,6 +60,11 @@ def was_kept(number: int) -> bool:
     was_there = number in _kept
     _kept.discard(number)
     return was_there
+
+
+def was_ignored(number: int) -> bool:
+    """Whether whoever started this process had it ignore a signal, before `keep`: `nohup` does."""
+    return number in _ignored
 
 
 def acquire_and_look(lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX) -> bool:

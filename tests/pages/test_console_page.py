@@ -226,6 +226,26 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         assert offers(page, "Purge…")
 
 
+def test_who_may_read_some_queues_sees_their_charts_and_no_error(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve(
+        "[[credentials]]\naccess_key = 'A'\ntoken = 'all'\n"
+        "[[credentials]]\naccess_key = 'R'\ntoken = 'some'\n"
+        "[[credentials.allow]]\nqueues = 'orders*'\nrights = ['read', 'admin']"
+    )
+    with server.client(headers={"authorization": "Bearer all"}) as client:
+        client.post("/v1/queues/orders/messages", json={"body": "x"})
+    with browser.open(server.url) as page:
+        press(page, "Token")
+        write(page, "input[type=password]", "some")
+        press(page, "Sign in")
+        page.until("document.querySelectorAll('.charts canvas').length > 0")
+        shows(page, "of the queues that you may read")
+        assert not page.value("!!document.querySelector('.trouble')")
+        assert not offers(page, "Audit") and not offers(page, "Hour")
+
+
 def test_who_signs_in_after_somebody_else_sees_nothing_of_what_that_one_saw(
     browser: Browser, serve: Callable[..., Server]
 ) -> None:

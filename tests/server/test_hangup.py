@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +116,30 @@ def test_who_asks_while_the_server_starts_does_not_end_it_and_is_heard_when_it_h
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("first", [(), ("nohup",)])
+def test_a_server_ends_with_its_terminal_unless_it_was_started_to_stay(tmp_path: Path, first: tuple[str, ...]) -> None:
+    """Whoever closes the window of `make run` would else find the ports taken."""
+    command = [*first, sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), *NO_PORTS]
+    command += ["--ready-file", str(tmp_path / "ready.json")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, os.environ | {"PYTHONPATH": str(PACKAGE)})
+    try:
+        until((tmp_path / "ready.json").exists)
+        os.close(terminal)
+        if first:
+            time.sleep(1)
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        else:
+            ended: list[int] = []
+            until(
+                lambda: bool(ended) or (found := os.waitpid(pid, os.WNOHANG))[0] == pid and not ended.append(found[1])
+            )
+            assert ended == [0]
+            pid = 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -217,6 +217,58 @@ def test_what_a_new_queue_got_before_its_first_point_counts(tmp_path: Path) -> N
     asyncio.run(work())
 
 
+def test_the_work_of_others_costs_the_history_no_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody searches: the loop is busy all the time, in turns of some milliseconds."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(pause_s: float) -> None:
+        if pause_s:
+            slept.append(pause_s)
+        await sleep(0)
+
+    async def work() -> None:
+        server = Server(tmp_path)
+        for number in range(5):
+            await server.shard.call(CreateQueue(name=f"q{number}"))
+        monkeypatch.setattr("penstock.server.history.asyncio.sleep", noted)
+        server.history.start()
+        while len(slept) < 2:
+            turn_s = time.thread_time() + 0.05
+            while time.thread_time() < turn_s:
+                pass
+            await sleep(0)
+        assert max(slept) < 20, "the first pause is that of a tick"
+        await server.close()
+
+    asyncio.run(work())
+
+
+def test_a_rate_is_over_the_time_between_two_looks_however_long_the_rest_of_a_tick_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        server, now_s = Server(tmp_path), time.time()
+        await server.shard.call(CreateQueue(name="orders"))
+        tallies = server.shard.tallies
+
+        async def slow(*, local: bool) -> Any:
+            async for page in tallies(local=local):
+                yield page
+            await asyncio.sleep(1)  # its last page, which is empty, waits for a search
+
+        await server.tick(now_s)
+        began_s = time.monotonic()
+        await server.shard.call(Send(queue="orders", bodies=[b"x"] * 100))
+        await asyncio.sleep(0.5)
+        monkeypatch.setattr(server.shard, "tallies", slow)
+        await server.tick(now_s + 10)
+        assert server.history._before_s - began_s < 1
+        await server.close()
+
+    asyncio.run(work())
+
+
 def test_only_so_many_queues_have_series_and_those_are_the_busiest(tmp_path: Path) -> None:
     async def work() -> None:
         server, now_s = Server(tmp_path, queues=2), time.time()

@@ -2,7 +2,8 @@
 
 Every `TICK_S` the tallies of all queues are taken, a page at a time, as `overview` does. What came and went since the
 tick before becomes a point, which is written to a file of rings in its three resolutions. On a server with
-so many queues that this takes long, it happens less often: it takes `_SHARE` of the time at most.
+so many queues that this takes long, it happens less often: it takes about `_SHARE` of the time, and `_PAUSE_MAX_S`
+passes between ticks at most. What others do while a tick waits for its turn does not count.
 
 How long messages take from send to receive, and to ack, is sampled: see `latencies`. Where there are few messages, each
 is measured.
@@ -37,9 +38,9 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,6 +267,9 @@ def merged(parts: Sequence[Values]) -> Values:
 
 TICK_S = RINGS[0].step_s
 _SHARE = 0.01
+_PAUSE_MAX_S = 60.0
+_WITH_SHARDS = 3
+"""A tick and what the shards do for it, as a multiple of the tick alone: measured with 20,000 queues."""
 _MUCH_BUSIER = 4
 
 log = logging.getLogger("penstock.history")
@@ -313,23 +317,21 @@ class History:
         while True:
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
-            cpu_s = time.thread_time()
+            tick = _Metered(self.tick(time.time()))
             try:
-                await self.tick(time.time())
+                await tick
             except (PenstockError, OSError) as error:
                 log.warning("a point of the history is missing: %s", error)
-            cost_s = max(time.thread_time() - cpu_s, 0.0)
             taken_s = time.monotonic() - began_s
-            pause_s = max(TICK_S - taken_s, min(cost_s, taken_s) / _SHARE, 0.1)
+            pause_s = max(TICK_S - taken_s, min(_WITH_SHARDS * tick.cost_s / _SHARE, _PAUSE_MAX_S), 0.1)
 
     async def tick(self, now_s: float) -> None:
         """Take a point of every series."""
         file = self._opened()
         if not file.may_write():
             return
-        rows, busy = await self._look({"", *file.names})
+        rows, busy, clock_s = await self._look({"", *file.names})
         self._choose(file, rows, busy)
-        clock_s = time.monotonic()
         seconds, self._before_s = clock_s - self._before_s if self._before_s else 0.0, clock_s
         received, acked = self._latencies()
         points: dict[int, Values] = {}
@@ -358,13 +360,15 @@ class History:
             return None
         return Row(name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) if info.created_ms >= since_ms else None
 
-    async def _look(self, wanted: set[str]) -> tuple[dict[str, Row], dict[str, int]]:
-        """All queues together, those that have series, and the busiest; and how busy each of them is."""
+    async def _look(self, wanted: set[str]) -> tuple[dict[str, Row], dict[str, int], float]:
+        """All queues together, those that have series, and the busiest; how busy each of them is; and when that was."""
+        times_s = [time.monotonic()]
         total = Row("", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         rows: dict[str, Row] = {}
         busy: dict[str, int] = {}
         limit = 4 * self._settings.queues
         async for page in self._shards.tallies(local=False):
+            times_s.append(time.monotonic())
             sums = np.array([tally[3:] for tally in page], np.int64).sum(axis=0)
             total = total.plus(Row("", *sums.tolist()))
             for tally in page:
@@ -379,7 +383,7 @@ class History:
                 rows = {name: row for name, row in rows.items() if name in kept}
                 busy = {name: count for name, count in busy.items() if name in kept}
         rows[""] = total
-        return rows, busy
+        return rows, busy, (times_s[1:2] or times_s)[0] / 2 + times_s[-1] / 2
 
     def _choose(self, file: HistoryFile, rows: dict[str, Row], busy: dict[str, int]) -> None:
         """Give series to queues that have none: free ones, and those of queues that are much less busy."""
@@ -443,6 +447,30 @@ class History:
         for name, column in zip(COLUMNS, np.round(values.astype(np.float64), 4).T.tolist(), strict=True):
             columns[name] = [None if each != each else each for each in column]  # NaN is not itself
         return ring.step_s, times.tolist(), columns
+
+
+class _Metered:
+    """Awaits something, and adds up the processor time of its own steps: not that of other tasks in between."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+        self.cost_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        error: BaseException | None = None
+        while True:
+            began_s = time.thread_time()
+            try:
+                awaited = self._work.send(None) if error is None else self._work.throw(error)
+            except StopIteration:
+                return
+            finally:
+                self.cost_s += time.thread_time() - began_s
+            error = None
+            try:
+                yield awaited
+            except BaseException as thrown:
+                error = thrown
 
 
 def _point(row: Row, age_s: float, received: Latencies, acked: Latencies) -> Values:

@@ -19,7 +19,7 @@ from heapq import merge, nlargest
 from itertools import islice
 from typing import Any, NamedTuple
 
-from penstock.core.commands import QueueTally
+from penstock.core.commands import ChannelStats, QueueTally, Stats
 from penstock.server.shards import Shards
 
 LOOK_S = 1.0
@@ -31,8 +31,11 @@ _SHARE = 10
 """Looking takes a tenth of the time at most."""
 _ROWS_PER_TURN = 1_000
 _GROWING_S = 30.0
-_GROWN_MIN = 100
-"""Messages that must have come to wait, and a tenth more than there were, for people to be told."""
+_LATE_MIN = 100
+"""So many messages must wait in a channel for people to be told; half as many, to be told no more."""
+_LATE_S = 300.0
+"""A channel is late if its receivers would need longer for what waits; half as long, and it is late no more."""
+_ASKED_MAX = 20
 
 
 class Rates(NamedTuple):
@@ -138,20 +141,6 @@ class Overview:
         self._kept_before: _Kept | None = None
         """Of half a minute to a minute ago."""
 
-    def grown(self, count: int) -> list[tuple[Row, int, float]]:
-        """Queues in which more messages wait than before, those that grew most first: row, by how many, in how long."""
-        if self._kept_before is None or self._looked_s is None:
-            return []
-        ready, seconds = self._kept_before.ready, self._looked_s - self._kept_before.at_s
-        found = (
-            (row, row.ready - ready[name], seconds)
-            for name, row in self.rows.items()
-            if row.ready >= _GROWN_MIN
-            and name in ready
-            and row.ready - ready[name] >= max(_GROWN_MIN, ready[name] // 10)
-        )
-        return nlargest(count, found, key=lambda each: each[1])
-
     def died(self, row: Row) -> tuple[int, float]:
         """How many messages of a queue were dead-lettered lately, and within how many seconds."""
         kept = self._kept_before or self._kept
@@ -214,6 +203,80 @@ class Overview:
     def spark(self, name: str) -> list[float]:
         """How many messages a second were sent to a queue, look by look, the last one last; empty if none were."""
         return list(self._sparks.get(name, ()))
+
+
+class _Depth(NamedTuple):
+    """A channel at a look."""
+
+    at_s: float
+    ready: int
+    acked: int
+
+
+class Late(NamedTuple):
+    """A channel that is late: how it has moved, and in how many seconds."""
+
+    channel: ChannelStats
+    grown: int
+    acked: int
+    seconds: float
+
+
+class Backlogs:
+    """Channels whose receivers do not keep up.
+
+    A channel is late if more than `_LATE_S` is needed for what waits, as fast as messages were acknowledged in the last
+    half a minute to a minute; or if it has grown by a tenth since. Once late, it needs to recover clearly: an alarm
+    shall not flicker.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[_Depth | None, _Depth]] = {}
+        """By queue and channel: at a look of half a minute to a minute ago, and at a later one."""
+        self._late: set[tuple[str, str]] = set()
+        self._asked_to = ""
+
+    def to_ask(self, rows: Sequence[Row]) -> list[str]:
+        """Queues whose channels shall be noted now: those where most waits, and some of the others, in turn."""
+        waiting = [row for row in rows if row.ready]
+        most = [row.name for row in nlargest(_ASKED_MAX, waiting, key=lambda row: row.ready)]
+        others = list(islice((row.name for row in waiting if row.name > self._asked_to), _ASKED_MAX))
+        self._asked_to = others[-1] if len(others) == _ASKED_MAX else ""
+        return list(dict.fromkeys(most + others))
+
+    def note(self, stats: Stats, now_s: float) -> list[Late]:
+        """The channels of a queue as they are now: which of them are late."""
+        found: list[Late] = []
+        for channel in stats.channels.values():
+            at = stats.name, channel.name
+            now = _Depth(now_s, channel.ready, channel.acked)
+            before, later = self._kept.get(at, (None, now))
+            if now_s - later.at_s >= _GROWING_S:
+                before, later = later if now_s - later.at_s <= 4 * _GROWING_S else None, now
+            self._kept[at] = before, later
+            if before is None:
+                self._late.discard(at)
+                continue
+            late = Late(channel, now.ready - before.ready, max(0, now.acked - before.acked), now_s - before.at_s)
+            if self._is_late(late, before.ready, at in self._late):
+                self._late.add(at)
+                found.append(late)
+            else:
+                self._late.discard(at)
+        return found
+
+    @staticmethod
+    def _is_late(now: Late, ready_before: int, was_late: bool) -> bool:
+        ready, share = now.channel.ready, 2 if was_late else 1
+        grown_min = 1 if was_late else max(_LATE_MIN, ready_before // 10)
+        is_slow = ready * now.seconds > now.acked * _LATE_S / share
+        return ready >= _LATE_MIN / share and (is_slow or now.grown >= grown_min)
+
+    def forget(self, now_s: float) -> None:
+        """What was not noted for long tells of the past."""
+        for at in [at for at, (_, later) in self._kept.items() if now_s - later.at_s > 4 * _GROWING_S]:
+            del self._kept[at]
+            self._late.discard(at)
 
 
 def row_of(tally: QueueTally) -> Row:

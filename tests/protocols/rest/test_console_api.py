@@ -59,6 +59,11 @@ def test_a_user_logs_in_with_a_password_and_is_told_its_roles(serve: Callable[..
         me = done(ann.get("/v1/me"))
         assert (me["name"], me["needs_credentials"], me["read_only"]) == ("Ann", True, False)
         assert me["roles"] == [{"role": "reader", "queues": ["shop-*"]}, {"role": "admin", "queues": ["test-*"]}]
+        assert me["audit"] is False
+        refused(ann.get("/v1/audit"), 403, "access_denied")
+    with server.client(headers=_BOSS) as boss:
+        assert done(boss.get("/v1/me"))["audit"] is True
+        done(boss.get("/v1/audit"))
     for wrong in ("ann:guess", "bob:a long password of ann", "ann:", "AK1:a long password of ann"):
         with server.client(headers={"authorization": f"Bearer {wrong}"}) as nobody:
             refused(nobody.get("/v1/me"), 401, "unauthorized")
@@ -305,6 +310,8 @@ def test_a_deletion_of_dead_letters_is_told_from_a_redrive_and_new_channels_are_
 ) -> None:
     with penstock.connect(str(http.base_url)) as ps:
         ps.queue(name).send("x")
+        ps.queue(name).reschedule_messages([0], delay=60)
+        done(http.post("/v1/redrives", json={"queue": name, "discard": True, "dry_run": True}, headers=_PAGE), 201)
         ps.redrive(name, discard=True).cancel()
         ps.queue(name).channel("tap")
         consumer = ps.queue(name).consumer("reader")
@@ -313,7 +320,9 @@ def test_a_deletion_of_dead_letters_is_told_from_a_redrive_and_new_channels_are_
     found = done(http.get("/v1/audit", params={"queue": name}))["entries"]
     by_kind = {each["what"]: each["scope"] for each in reversed(found)}
     redrives = [each["scope"] for each in found if each["what"] == "StartRedrive"]
-    assert redrives == [{"discard": True, "check_only": False}]
+    assert redrives == [{"discard": True}]
+    assert by_kind["RescheduleMessages"]["delay_ms"] == 60_000 and "due_ms" not in by_kind["RescheduleMessages"]
+    assert "start_redrive" not in by_kind, "a dry run changes nothing"
     assert by_kind["CreateChannel"] == {"channel": "tap"}
     assert by_kind["DeleteConsumer"] == {"consumer": "reader"}
     assert "AckConsumer" not in by_kind, "that is a consumer's daily work"

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.commands import CreateQueue
+from penstock.core.commands import ChannelStats, CreateQueue
 from penstock.core.errors import QueueNotFound
 from penstock.core.queues.origin import error_group
 from penstock.protocols.rest.queues import Queues
 from penstock.server import overview
 from penstock.server.log import RequestLog
-from penstock.server.overview import Overview, Row
+from penstock.server.overview import Backlogs, Overview, Row
 from penstock.server.settings import LogSettings
 from tests.compat.server import until
 from tests.protocols.rest.asking import done, receive, refused, send
@@ -237,23 +238,80 @@ def test_history_is_for_who_may_read_and_can_be_off(serve: Callable[..., Server]
         refused(http.get("/v1/history"), 404, "history_off")
 
 
-def test_alarms_tell_of_a_queue_that_fills_and_of_a_pause_behind_which_it_does(
+def test_a_channel_that_is_late_has_an_alarm_until_it_has_caught_up(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "LOOK_S", 0.05)
-    monkeypatch.setattr(overview, "_GROWING_S", 0.2)
+    monkeypatch.setattr(overview, "LOOK_S", 0.02)
+    monkeypatch.setattr(overview, "_GROWING_S", 0.1)
     with serve().client() as http:
-        for name in ("slow", "stopped", "idle"):
-            send(http, name, "first")
+
+        def alarms() -> list[Any]:
+            return [each for each in done(http.get("/v1/overview"))["alarms"] if each["kind"] in ("lag", "paused")]
+
+        def settled(seconds: float = 0.5) -> list[Any]:
+            ends_s = time.monotonic() + seconds
+            while time.monotonic() < ends_s:
+                time.sleep(0.03)
+                found = alarms()
+            return found
+
+        for name in ("slow", "topic", "stopped", "mail"):
+            done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
+        done(http.post("/v1/queues/topic/channels", json={"name": "fraud"}), 201)
         done(http.post("/v1/queues/stopped/channels/main/pause"))
-        assert done(http.get("/v1/overview"))["alarms"] == []
-        for _ in range(3):
-            time.sleep(0.25)
-            send(http, "slow", *map(str, range(200)))
-            send(http, "stopped", *map(str, range(300)))
-            alarms = done(http.get("/v1/overview"))["alarms"]
-        assert {(each["kind"], each["queue"]) for each in alarms} == {("lag", "slow"), ("paused", "stopped")}
-        assert "channel main of stopped is paused" in next(each["text"] for each in alarms if each["kind"] == "paused")
+        assert alarms() == []
+        send(http, "stopped", "one")
+        (alarm,) = settled(0.1)
+        assert (alarm["kind"], alarm["queue"]) == ("paused", "stopped"), "a single message, and nothing grows"
+        assert alarm["text"].startswith("channel main of stopped is paused, and 1 message waits in it, the oldest for ")
+        for name in ("slow", "topic", "mail"):
+            send(http, name, *map(str, range(200)))
+        for name in ("topic", "mail"):
+            got = done(http.post(f"/v1/queues/{name}/receive", json={"max": 200}))["messages"]
+            what = "ack" if name == "topic" else "release"
+            done(http.post(f"/v1/queues/{name}/{what}", json={"receipts": [each["receipt"] for each in got]}))
+        settled()
+        for _ in range(2):  # a backlog that stays as it is does not make the alarm go
+            found = {each["queue"]: each for each in settled()}
+            assert {(name, each["kind"]) for name, each in found.items()} == {
+                ("slow", "lag"),
+                ("topic", "lag"),
+                ("stopped", "paused"),
+            }, "dead letters wait for people, not for receivers"
+        text = found["topic"]["text"]
+        assert text.startswith("200 messages wait in channel fraud of topic, the oldest for ")
+        assert "as many as 0 s ago; none was acknowledged since: add receivers" in text
+        got = done(http.post("/v1/queues/slow/receive", json={"max": 180}))["messages"]
+        done(http.post("/v1/queues/slow/ack", json={"receipts": [each["receipt"] for each in got]}))
+        until(lambda: {each["queue"] for each in alarms()} == {"topic", "stopped"})
+        done(http.post("/v1/queues/stopped/channels/main/unpause"))
+        until(lambda: {each["queue"] for each in alarms()} == {"topic"})
+
+
+def _stats(ready: int, acked: int) -> Any:
+    channel = ChannelStats("main", ready, 0, 0, acked, 0, 0, False, None, 0)
+    return SimpleNamespace(name="orders", channels={"main": channel})
+
+
+def test_an_alarm_of_a_growing_backlog_stays_however_large_it_gets() -> None:
+    """19 messages a second more come than go, as long as it takes for 31,500 to wait."""
+    backlogs = Backlogs()
+    late = {s: bool(backlogs.note(_stats(19 * s, 8 * s), float(s))) for s in range(0, 1_660, 2)}
+    began_s = next(s for s, is_late in late.items() if is_late)
+    assert began_s <= 60
+    assert all(is_late for s, is_late in late.items() if s >= began_s)
+
+
+def test_a_large_backlog_that_is_worked_off_fast_has_no_alarm() -> None:
+    backlogs = Backlogs()
+    assert not any(backlogs.note(_stats(26_000, 200 * s), float(s)) for s in range(600))
+
+
+def test_every_queue_is_asked_in_turn() -> None:
+    backlogs = Backlogs()
+    rows = [Row(f"q{n:03}", 1, 1, 0, 1 + (n < 20), 0, 0, 1, 0, 0, 0) for n in range(100)]
+    asked = {name for _ in range(5) for name in backlogs.to_ask(rows)}
+    assert asked == {row.name for row in rows}
 
 
 def test_the_alarm_of_dead_letters_ends_when_they_are_redriven(

@@ -351,8 +351,10 @@ class OperationCall:
             caller.close()
 
     def _audit(self, arguments: dict[str, Any], result: Any, outcome: str) -> None:
-        """Every change is written down; what the console does, whatever it is."""
+        """Every change is written down; what the console does, whatever it is. A dry run changes nothing."""
         operation = self.operation
+        if getattr(arguments.get("body"), "dry_run", False):
+            return
         if operation.is_change or (self._is_page and operation.method != "GET"):
             services, request = self._context.services, self._exchange.request
             queue = self._exchange.queue or arguments.get("queue")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.commands import ChangeQueue, QueueStats, Stats
+from penstock.core.commands import MAIN, ChangeQueue, ChannelStats, QueueStats, Stats
 from penstock.core.errors import AccessDenied, OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.core.queues.config import dead_letter_name
 from penstock.core.traits import Right
@@ -45,7 +45,7 @@ from penstock.server.audit import audit_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.history import History
 from penstock.server.node import Services
-from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up, in_order
+from penstock.server.overview import LOOK_S, Backlogs, Late, Overview, Rates, Row, added_up, in_order
 from penstock.server.shards import Shards
 
 EVENT_STREAM = "text/event-stream"
@@ -56,7 +56,7 @@ _WATCH_SHARE = 2
 """For so many times as long as an answer of a stream has taken, no other one begins."""
 _WATCH_COST_S_MAX = 0.1
 _ALARMS_MAX = 50
-_GROWING_MAX = 20
+_ALARM_KEPT_S = 120.0
 _INLINE_MAX = 1_000
 """More rows than this are walked in a thread: the loop has others to serve."""
 _DISK_FREE_MIN = 0.05
@@ -71,7 +71,10 @@ class Overviews(Resource):
         super().__init__(services)
         self._version = version
         self._started_s = time.monotonic()
-        self._grown: tuple[float | None, list[Alarm]] | None = None
+        self._backlogs = Backlogs()
+        self._backlogs_s: float | None = None
+        self._waiting: dict[str, tuple[float, int, list[Alarm]]] = {}
+        """By queue: when it was asked, how much waited, and its alarms."""
 
     @property
     def _overview(self) -> Overview:
@@ -90,7 +93,7 @@ class Overviews(Resource):
             read_only=settings.console.read_only,
             masked=bool(settings.console.mask),
             history=settings.history.enabled,
-            audit=settings.audit.enabled and caller.principal.has("admin"),
+            audit=settings.audit.enabled and caller.principal.allows_all("admin"),
         )
 
     @operation("GET", "/v1/audit", live_s=3)
@@ -197,7 +200,10 @@ class Overviews(Resource):
 
         found = added() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(added)
         queues, counts, rates, alarms, dead_letters = found
-        alarms += [each for each in await self._growth() if each.queue and principal.may(each.queue, QueueStats)]
+        await self._watch_backlogs()
+        waiting = [at for name, at in self._waiting.items() if at[2] and principal.may(name, QueueStats)]
+        for _, _, some in nlargest(_ALARMS_MAX - len(alarms), waiting, key=lambda each: each[1]):
+            alarms += some
         disk = memory = None
         if principal.has("admin"):
             disk, memory = self._disk(), _memory_bytes()
@@ -214,30 +220,61 @@ class Overviews(Resource):
             memory_bytes=memory,
         )
 
-    async def _growth(self) -> list[Alarm]:
-        """Queues that fill: behind a pause, or faster than they are worked off. Found once for each look."""
-        overview = self._overview
-        if self._grown is not None and self._grown[0] == overview.looked_s:
-            return self._grown[1]
-        found: list[Alarm] = []
-        is_small = len(overview.rows) <= _INLINE_MAX
-        grown = overview.grown(_GROWING_MAX) if is_small else await asyncio.to_thread(overview.grown, _GROWING_MAX)
-        for row, count, seconds in grown:
-            stats: Stats | None = None
-            with contextlib.suppress(QueueNotFound, QueueDamaged):
-                stats = await self.shard.call(QueueStats(name=row.name))
-            if stats is None:
-                continue
-            paused = [each for each in stats.channels.values() if each.paused and each.ready]
-            more = f"{count:,} messages more than {seconds:.0f} s ago"
-            if paused:
-                text = f"channel {paused[0].name} of {row.name} is paused, and {paused[0].ready:,} messages wait in it"
-                found.append(Alarm(kind="paused", queue=row.name, text=f"{text}: unpause it"))
-            else:
-                text = f"{row.ready:,} messages wait in {row.name}, {more}: add receivers, or see why they are slow"
-                found.append(Alarm(kind="lag", queue=row.name, text=text))
-        self._grown = overview.looked_s, found
+    async def _watch_backlogs(self) -> None:
+        """Find where messages wait behind a pause, or for receivers that are slow. Once for each look."""
+        overview, now_s = self._overview, self._overview.looked_s
+        if now_s is None or self._backlogs_s == now_s:
+            return
+        self._backlogs_s = now_s
+        rows = tuple(overview.rows.values())
+
+        def chosen() -> tuple[list[str], set[str]]:
+            return self._backlogs.to_ask(rows), {self._dead_letter_queue_of(row) for row in rows if row.dead}
+
+        names, for_people = chosen() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(chosen)
+        asked = (self.shard.call(QueueStats(name=name)) for name in names)
+        for stats in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(stats, Stats):
+                ready = sum(channel.ready for channel in stats.channels.values())
+                self._waiting[stats.name] = (
+                    now_s,
+                    ready,
+                    self._alarms_of_backlog(stats, now_s, stats.name in for_people),
+                )
+            elif not isinstance(stats, QueueNotFound | QueueDamaged):
+                raise stats
+        self._backlogs.forget(now_s)
+        for name, (asked_s, _, _) in list(self._waiting.items()):
+            row = overview.rows.get(name)
+            if row is None or not row.ready or now_s - asked_s > _ALARM_KEPT_S:
+                del self._waiting[name]
+
+    def _alarms_of_backlog(self, stats: Stats, now_s: float, is_for_people: bool) -> list[Alarm]:
+        """`is_for_people`: it is a dead-letter queue, in which messages wait until somebody has looked at them."""
+        queue, found = stats.name, list[Alarm]()
+        for channel in stats.channels.values():
+            if channel.paused and channel.ready:
+                text = f"channel {channel.name} of {queue} is paused, and {_messages(channel.ready)} in it"
+                found.append(Alarm(kind="paused", queue=queue, text=f"{text}{self._age(channel)}: unpause it"))
+        late = [each for each in self._backlogs.note(stats, now_s) if not each.channel.paused]
+        if not is_for_people:
+            found += [Alarm(kind="lag", queue=queue, text=self._told_late(queue, each)) for each in late]
         return found
+
+    def _told_late(self, queue: str, late: Late) -> str:
+        channel, rate = late.channel, late.acked / late.seconds
+        change = f"{abs(late.grown):,} {'more' if late.grown > 0 else 'fewer'} than {late.seconds:.0f} s ago"
+        moved = change if late.grown else f"as many as {late.seconds:.0f} s ago"
+        done = "none was acknowledged since" if not late.acked else f"{rate:,.3g} a second are acknowledged"
+        where = queue if channel.name == MAIN else f"channel {channel.name} of {queue}"
+        text = f"{_messages(channel.ready)} in {where}{self._age(channel)}. That is {moved}; {done}"
+        return f"{text}: add receivers, or see why they are slow"
+
+    def _age(self, channel: ChannelStats) -> str:
+        """How old the oldest message is, where that is one that waits, or was received lately."""
+        if channel.oldest_ms is None or channel.delayed:
+            return ""
+        return f", the oldest for {_duration((self.shard.now_ms() - channel.oldest_ms) // 1_000)}"
 
     async def _shown(self, rows: Sequence[Row]) -> list[QueueRow]:
         """What a list has of queues; those that are gone are left out. They are asked for in one step of the shard."""
@@ -466,6 +503,21 @@ _KEYS: dict[str, Callable[[Row], tuple[float, str]]] = {
     **{name: _by_count(name) for name in ("messages", "bytes", "ready", "leased", "delayed", "dead")},
     **{name: _by_rate(name) for name in ("sent", "acked", "failed")},
 }
+
+
+def _messages(count: int) -> str:
+    return "1 message waits" if count == 1 else f"{count:,} messages wait"
+
+
+def _duration(seconds: int) -> str:
+    """
+    >>> _duration(90), _duration(1_740), _duration(100_000), _duration(1_000_000)
+    ('90 s', '29 min', '27 h', '11 d')
+    """
+    for unit, length in (("s", 1), ("min", 60), ("h", 3_600)):
+        if seconds < {1: 120, 60: 7_200, 3_600: 172_800}[length]:
+            return f"{max(0, seconds) // length} {unit}"
+    return f"{seconds // 86_400} d"
 
 
 def _memory_bytes() -> int | None:

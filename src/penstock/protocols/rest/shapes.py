@@ -935,7 +935,7 @@ class Me(Result, omit_defaults=False):
     history: bool
     """This server keeps rates and depths over time."""
     audit: bool
-    """The caller may read the audit log, and there is one."""
+    """The caller may read the whole audit log, and there is one."""
 
 
 class Role(Result, omit_defaults=False):

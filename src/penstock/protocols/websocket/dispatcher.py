@@ -54,6 +54,7 @@ from penstock.core.commands import (
     Records,
     Seen,
     SetCredit,
+    StartRedrive,
     Subscribe,
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
@@ -98,7 +99,7 @@ _CHANGES: Final = frozenset(kind for kind in COMMANDS if kind.traits.right == "a
 """What the audit log tells: changes of queues, and of what others have."""
 _AUDITED: Final = (
     *("channel", "consumer", "changes", "sequences", "target", "group", "paused", "due_ms", "task"),
-    *("shard", "session", "discard", "check_only"),
+    *("delay_ms", "shard", "session", "discard"),
 )
 """What of a command the audit log tells, beside its queue."""
 _NAMES_PER_STEP: Final = 1_000
@@ -455,7 +456,8 @@ class Dispatcher:
     def _audit(self, command: Command, reply: Any, error: BaseException | None) -> None:
         """A change of a queue as a whole, or of what others have, is written down, done or refused."""
         is_own = isinstance(command, EndSession) and command.shard is None
-        if is_own or (error is not None and self._is_ours(error)):
+        is_dry = isinstance(command, StartRedrive) and command.check_only
+        if is_own or is_dry or (error is not None and self._is_ours(error)):
             return
         outcome = "ok" if error is None else code_of(error) if isinstance(error, PenstockError) else "internal_error"
         scope = {"count": reply} if type(reply) is int and not isinstance(command, CreateChannel) else {}
@@ -463,6 +465,8 @@ class Dispatcher:
             value = getattr(command, name, None)
             if value is not None:
                 scope[name] = value
+        if "delay_ms" in scope:  # instead of a time
+            scope.pop("due_ms", None)
         kind = type(command).__name__
         audit_of(self._services).note(self._principal.name, self._peer, kind, command.about, scope, outcome)
 
