@@ -135,7 +135,7 @@ def test_a_server_ends_with_its_terminal_unless_it_was_started_to_stay(tmp_path:
         else:
             ended: list[int] = []
             until(
-                lambda: bool(ended) or (found := os.waitpid(pid, os.WNOHANG))[0] == pid and not ended.append(found[1])
+                lambda: bool(ended) or ((found := os.waitpid(pid, os.WNOHANG))[0] == pid and not ended.append(found[1]))
             )
             assert ended == [0]
             pid = 0
