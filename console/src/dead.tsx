@@ -238,10 +238,11 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
 function Start({ from, scope, close }: { from: string; scope: Scope; close: () => void }) {
   const [rate, setRate] = useState("");
   const [target, setTarget] = useState("");
+  const [creates, setCreates] = useState(false);
   const { isDeleting } = scope;
   const counted = useLoaded(
-    () => ask("POST /v1/redrives", { body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, dry_run: true } }),
-    [target],
+    () => ask("POST /v1/redrives", { body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, dry_run: true } }),
+    [target, creates],
     true,
   );
   const isWhole = counted.value?.counted_all !== false;
@@ -269,10 +270,10 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       isWaiting={!!counted.error || !most}
       name={isDeleting && !scope.some.sequences ? from : undefined}
       destroys={isDeleting}
-      cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`] : []), ...(rate ? ["--rate", rate] : [])]}
+      cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`, ...(creates ? ["--create"] : [])] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
         ask("POST /v1/redrives", {
-          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, rate: rate ? Number(rate) : null },
+          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, rate: rate ? Number(rate) : null },
         })
       }
       done={isDeleting ? "The deletion is under way." : "The redrive is under way."}
@@ -286,6 +287,11 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
           <Field label="To another queue" hint="empty: the queue that each came from">
             <input value={target} onInput={(event) => setTarget(event.currentTarget.value)} />
           </Field>
+        )}
+        {target && (
+          <label class="check">
+            <input type="checkbox" checked={creates} onChange={() => setCreates(!creates)} /> create it if it does not exist
+          </label>
         )}
       </div>
     </Ask>

@@ -261,6 +261,7 @@ export interface NewQueue {
 export interface NewRedrive {
   queue: string;
   target?: string | null;
+  create?: boolean;
   ids?: string[] | null;
   sequences?: number[] | null;
   contains?: string | null;

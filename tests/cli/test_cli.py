@@ -553,7 +553,10 @@ def test_a_redrive_of_what_is_no_dead_letter_queue_is_an_error(shell: Shell, pla
     ended = shell.ended("redrive", "orders")
     assert ended.status == Exit.USAGE
     assert "'orders' is not a dead-letter queue" in ended.err and "orders.dead" in ended.err
-    assert "done: 1 moved" in shell("redrive", "orders", "--to", "others")
+    ended = shell.ended("redrive", "orders", "--to", "others")
+    assert ended.status == Exit.NOTHING
+    assert "there is no queue 'others': check --to, or create the queue with --create" in ended.err
+    assert "done: 1 moved" in shell("redrive", "orders", "--to", "others", "--create")
     assert "done: 1 moved" in shell("redrive", "orders.dead")
     assert "nothing to move: orders.dead is empty" in shell("redrive", "orders.dead"), "it is still for dead letters"
 
@@ -1051,7 +1054,7 @@ def test_a_message_cannot_steer_the_terminal_of_who_looks_at_it(shell: Shell) ->
 def test_arguments_that_are_no_text_are_refused_or_taken_as_bytes(shell: Shell) -> None:
     shell("send", "orders", "\udcff", "tea")
     assert shell("peek", "orders", "--contains", "\udcff", "--json").count("body_base64") == 1
-    shell("redrive", "orders", "--to", "others", "--contains", "\udcff")
+    shell("redrive", "orders", "--to", "others", "--create", "--contains", "\udcff")
     for flag in ("--group", "--dedup-id", "--attribute"):
         ended = shell.ended("send", "orders", "x", flag, "a=\udcff")
         assert ended.status == Exit.USAGE and ended.err.count("\n") == 1, ended

@@ -177,7 +177,10 @@ def test_commands_of_dead_letters(browser: Browser, server: Server) -> None:
         press(page, "Redrive the selection…")
         shows(page, "1 message goes back")
         labelled(page, "To another queue", "elsewhere")
-        page.until("document.querySelector('dialog .cli code').textContent.includes('--to=elsewhere')")
+        shows(page, "there is no queue 'elsewhere': check the name, or create it")
+        page.value("document.querySelector('dialog .check input').click()")
+        page.until("document.querySelector('dialog .cli code').textContent.includes('--to=elsewhere --create')")
+        shows(page, "1 message goes back")
         _paste(page)
         eventually(lambda: left() == 3)
         assert asked(server, "/v1/queues/elsewhere")["stats"]["messages"] == 1

@@ -114,7 +114,7 @@ REST: list[tuple[type[Command], str, str, Any]] = [
     (commands.PauseChannel, "POST", f"/v1/queues/{Q}/channels/c/unpause", None),
     (commands.PurgeChannel, "POST", f"/v1/queues/{Q}/channels/c/purge", None),
     (commands.DeleteChannel, "DELETE", f"/v1/queues/{Q}/channels/c", None),
-    (commands.StartRedrive, "POST", "/v1/redrives", {"queue": Q, "target": f"{Q}-2"}),
+    (commands.StartRedrive, "POST", "/v1/redrives", {"queue": Q, "target": f"{Q}-2", "create": True}),
 ]
 NSQ: list[tuple[type[Command], bytes]] = [
     (commands.Send, f"PUB {Q}\n".encode() + struct.pack(">I", 1) + b"x"),

@@ -291,6 +291,7 @@ def redrive(
     ps: Penstock,
     queue: Annotated[str, Argument(help="The dead-letter queue.")],
     to: Annotated[str | None, Option(help="Move them to this queue instead of the ones that they came from.")] = None,
+    create: Annotated[bool, Option("--create", help="Create the queue of --to if it does not exist.")] = False,
     message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
     contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
     error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
@@ -314,6 +315,8 @@ def redrive(
         print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
         return
     needle = None if contains is None else contains.encode(errors="surrogateescape")
+    if to is not None and not create:
+        _check_target(ps, to)
     started = ps.redrive(
         queue, to=to, ids=message_id, contains=needle, error=error, rate=rate, group=group, discard=discard
     )
@@ -326,6 +329,19 @@ def redrive(
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
     if task.status in ("failed", "cancelled") or (is_in_vain and was_asked_for):
         raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _check_target(ps: Penstock, name: str) -> None:
+    """A redrive would create the queue that it moves messages to: a slip of the pen would be a new queue."""
+    import penstock
+
+    try:
+        ps.queue(name).info()
+    except penstock.QueueNotFound:
+        hint = "check --to, or create the queue with --create"
+        raise penstock.QueueNotFound(f"there is no queue {name!r}: {hint}") from None
+    except penstock.AccessDenied:  # it may administer a queue that it may not read
+        pass
 
 
 def _nothing_moved(queue: str, skipped: int, to: str | None) -> str:

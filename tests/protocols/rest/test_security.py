@@ -150,7 +150,7 @@ ALLOWED: list[tuple[str, str, object, set[str]]] = [
     ("GET", "/v1/queues/orders/consumers", None, {READ}),
     ("PUT", "/v1/queues/orders/consumers/c", {"offset": 0}, {READ}),
     ("GET", "/v1/queues/orders/consumers/c/records", None, {READ}),
-    ("POST", "/v1/redrives", {"queue": "orders", "target": "orders-moved"}, {ADMIN}),
+    ("POST", "/v1/redrives", {"queue": "orders", "target": "orders-moved", "create": True}, {ADMIN}),
     ("POST", "/v1/work", {"sends": [{"queue": "orders", "body": "x"}]}, {WRITE}),
     ("POST", "/publish", {"queue": "orders", "messages": [{"body": "x"}]}, {WRITE}),
     ("POST", "/get_records", {"queue": "orders"}, {READ}),

@@ -80,6 +80,18 @@ def test_a_redrive_without_a_target_reaches_only_what_the_caller_may_administer(
         assert _ready(boss, "other") == 1
 
 
+def test_a_redrive_creates_a_queue_only_if_it_is_asked_to(http: httpx.Client, name: str) -> None:
+    send(http, name, "x")
+    asked = {"queue": name, "target": f"{name}-misspelt"}
+    for dry_run in (True, False):
+        answer = http.post("/v1/redrives", json={**asked, "dry_run": dry_run})
+        assert f"{name}-misspelt" in refused(answer, 404, "queue_not_found")
+    refused(http.get(f"/v1/queues/{name}-misspelt"), 404, "queue_not_found")
+    task = done(http.post("/v1/redrives", json={**asked, "create": True}), 201)
+    assert task["target"] == f"{name}-misspelt"
+    eventually(lambda: http.get(f"/v1/queues/{name}-misspelt").status_code == 200)
+
+
 def test_a_dry_run_is_refused_for_what_the_redrive_is_refused_for(http: httpx.Client, name: str) -> None:
     send(http, name, "a")
     for dry_run in (True, False):

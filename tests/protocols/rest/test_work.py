@@ -178,7 +178,12 @@ def test_a_redrive_of_a_queue_without_dead_letters_is_refused(http: httpx.Client
 def test_a_redrive_takes_messages_by_their_ids(http: httpx.Client, name: str) -> None:
     dead_letters_of(http, name)
     letters = done(http.get(f"/v1/queues/{name}/dead-letters"))["messages"]
-    body = {"queue": f"{name}.dead", "ids": [letters[2]["id"], letters[0]["id"]], "target": f"{name}-elsewhere"}
+    body = {
+        "queue": f"{name}.dead",
+        "ids": [letters[2]["id"], letters[0]["id"]],
+        "target": f"{name}-elsewhere",
+        "create": True,
+    }
     task = done(http.post("/v1/redrives", json=body), 201)
     eventually(lambda: done(http.get(f"/v1/redrives/{task['task']}"))["status"] == "done")
     assert bodies(receive(http, f"{name}-elsewhere")) == ["one", "three"]

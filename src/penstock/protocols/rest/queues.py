@@ -427,6 +427,11 @@ class Redrives(Resource):
             raise invalid("give discard or target, not both")
         await self.shard.know(body.queue)
         self.queue(body.queue)
+        if body.target is not None and not body.create:
+            await self.shard.know(body.target, now=True)
+            if body.target not in self.broker.queues:
+                self.broker.refuse_damaged(body.target)
+                raise QueueNotFound(f"there is no queue {body.target!r}: check the name, or create it with the redrive")
         sequences = body.sequences
         if body.ids is not None:
             found = await sequences_of(self, body.queue, body.ids)

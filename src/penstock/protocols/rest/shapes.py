@@ -533,6 +533,8 @@ class NewRedrive(Shape):
     """The dead-letter queue that the messages are in."""
     target: Name | None = None
     """null: each goes back to the queue that it came from."""
+    create: bool = False
+    """Create the target if it does not exist. Otherwise this is an error."""
     ids: Annotated[list[Token], Meta(max_length=LISTED_MAX)] | None = None
     """Only these, by their ids."""
     sequences: Annotated[list[Sequence], Meta(max_length=RECEIPTS_MAX)] | None = None
