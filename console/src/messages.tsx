@@ -327,10 +327,10 @@ export function Messages({ name }: { name: string }) {
           queue={name}
           isFifo={queue.value?.settings.kind === "fifo"}
           draft={draft}
-          close={() => (setDraft(undefined), refresh())}
+          close={(isDone) => (setDraft(undefined), isDone && refresh())}
         />
       )}
-      {doing && <Change queue={name} channel={channel} doing={doing} close={() => (setDoing(undefined), refresh())} />}
+      {doing && <Change queue={name} channel={channel} doing={doing} close={(isDone) => (setDoing(undefined), isDone && refresh())} />}
     </main>
   );
 }
@@ -342,7 +342,7 @@ export interface Doing {
   messages: { sequence: number; id: string }[];
 }
 
-export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: () => void }) {
+export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: (isDone?: boolean) => void }) {
   const [delay, setDelay] = useState("60");
   const { what, messages } = doing;
   const sequences = messages.map((each) => each.sequence);
@@ -611,7 +611,7 @@ const templates = (): Record<string, Template> => {
   }
 };
 
-export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: () => void }) {
+export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: (isDone?: boolean) => void }) {
   const [body, setBody] = useState(draft.body);
   const [attributes, setAttributes] = useState(draft.attributes);
   const [group, setGroup] = useState(draft.group ?? "");

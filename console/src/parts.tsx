@@ -107,7 +107,8 @@ interface Asking {
   act: () => Promise<unknown>;
   /** What is said when it is done. */
   done?: string;
-  close: () => void;
+  /** `isDone`: something was changed. Who cancels keeps what was selected. */
+  close: (isDone?: boolean) => void;
 }
 /** A dialogue that says what will happen, shows the command, and asks for the name where it destroys. */
 export function Ask({ title, says, name, button, cli, children, isWaiting, destroys, act, done, close }: Asking) {
@@ -128,14 +129,14 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
     try {
       await act();
       if (done) say(done);
-      close();
+      close(true);
     } catch (problem) {
       setError(problem as Error);
       setBusy(false);
     }
   };
   return (
-    <dialog ref={dialog} onClose={close} aria-labelledby="ask-title">
+    <dialog ref={dialog} onClose={() => close()} aria-labelledby="ask-title">
       <form onSubmit={submit}>
         <h2 id="ask-title">{title}</h2>
         <div class="says">{says}</div>
@@ -149,7 +150,7 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
         <Trouble error={error} />
         {cli && <Cli words={cli} />}
         <div class="buttons">
-          <button type="button" onClick={close}>
+          <button type="button" onClick={() => close()}>
             Cancel
           </button>
           <button

@@ -400,6 +400,21 @@ def test_one_message_or_a_selection_is_released_rescheduled_and_deleted(browser:
         assert (counts["ready"], counts["delayed"]) == (0, 0)
 
 
+def test_a_dialogue_that_is_cancelled_keeps_the_selection(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value("document.querySelector('.messages thead input').click()")
+        for end in (
+            "[...document.querySelectorAll('dialog button')].find((each) => each.innerText === 'Cancel').click()",
+            "document.querySelector('dialog').close()",
+        ):
+            press(page, "Delete…", ".picked")
+            page.until("!!document.querySelector('dialog')")
+            page.value(end)
+            no_dialogue(page)
+            shows(page, "6 selected")
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
