@@ -592,13 +592,17 @@ export interface Draft {
   priority?: string;
   delay?: string;
   copied?: string;
+  /** Parts of it are hidden, and would be sent as •••. */
+  masked?: boolean;
 }
+const MASKED = "•••";
 export const draftOf = (message: SeenMessage): Draft => ({
   body: message.body,
   encoding: message.encoding,
   attributes: message.attributes && Object.keys(message.attributes).length ? JSON.stringify(message.attributes, null, 2) : "",
   group: message.group ?? undefined,
   copied: message.id,
+  masked: message.masked,
 });
 
 const TEMPLATES = "penstock-templates";
@@ -662,6 +666,7 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
         ...["--", body],
       ]
     : ["curl", "-X", "POST", `${location.origin}/v1/queues/${encodeURIComponent(queue)}/messages`, "-H", "content-type: application/json", "-d", JSON.stringify(made())];
+  const isMasked = draft.masked && [body, attributes, group].some((each) => each.includes(MASKED));
   const send = async () => {
     try {
       parsedAttributes(attributes);
@@ -675,11 +680,17 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
       title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
       says={draft.copied ? `The message ${draft.copied} stays as it is. A new one is sent.` : "Every channel of the queue gets it."}
       button="Send"
-      cli={body.length < ARGUMENT_MAX ? cli : undefined}
+      cli={body.length < ARGUMENT_MAX && !isMasked ? cli : undefined}
+      isWaiting={isMasked}
       act={send}
       done="Sent."
       close={close}
     >
+      {isMasked && (
+        <p class="trouble" role="alert">
+          The server hides parts of this message: {MASKED}. Replace every {MASKED} before you send it.
+        </p>
+      )}
       <div class="bar templates">
         <label class="check">
           Template

@@ -415,6 +415,26 @@ def test_a_dialogue_that_is_cancelled_keeps_the_selection(browser: Browser, serv
             shows(page, "6 selected")
 
 
+def test_a_masked_message_is_not_sent_again_with_its_mask(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve("[console]\nmask = ['[0-9]{4}']")
+    with server.client() as client:
+        client.post("/v1/queues/cards/messages", json={"body": '{"card": "4711"}', "attributes": {"pin": "1234"}})
+    with browser.open(f"{server.url}/#/queues/cards/messages") as page:
+        page.until(f"{MESSAGES} === 1")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        press(page, "Edit and send again…")
+        shows(page, "The server hides parts of this message")
+        labelled(page, "Body", '{"card": "0815"}')
+        page.until("!!document.querySelector('dialog .trouble')")  # an attribute is hidden, too
+        assert page.value("document.querySelector('dialog [type=submit]').disabled")
+        labelled(page, "Attributes", '{"pin": "7"}')
+        press(page, "Send", "dialog")
+        no_dialogue(page)
+        page.until(f"{MESSAGES} === 2")
+        sent = asked(server, "/v1/queues/cards/messages")["messages"]
+        assert [each["attributes"] for each in sent] == [{"pin": "•••"}, {"pin": "7"}]
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
