@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
+import { Ask, Button, Choice, Cli, download, Field, isTyping, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
 
@@ -405,6 +405,11 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
   const here = found?.channels.find((each) => each.channel === channel);
   const data = useMemo(() => bodyBytes(message.body, message.encoding), [message]);
   const isDone = message.state === "done";
+  useEffect(() => {
+    const key = (event: KeyboardEvent) => event.key === "Escape" && !isTyping(event) && !document.querySelector("dialog") && close();
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  }, [close]);
   const { value: now } = useLoaded(async () => (isDone ? ask("GET /v1/messages/{message}", { message: message.id }) : undefined), [message.id, isDone]);
   return (
     <aside class="one" aria-label={`Message ${message.sequence}`}>

@@ -77,15 +77,24 @@ export function Cli({ words }: { words: string[] }) {
         ? shell(...words)
         : shell(...withUrl(words));
   const [copied, setCopied] = useState(false);
-  const copy = () =>
-    void navigator.clipboard?.writeText(text).then(() => {
-      setCopied(true);
-      setTimeout(() => setCopied(false), 1500);
-    });
+  const code = useRef<HTMLElement>(null);
+  const copy = async () => {
+    // Pages of other hosts over plain HTTP have no clipboard: the browser's old command copies what is selected.
+    let isCopied = true;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      getSelection()?.selectAllChildren(code.current!);
+      isCopied = document.execCommand("copy");
+    }
+    if (!isCopied) return say("The command is selected. Press Ctrl C.");
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
   return (
     <div class="cli" title={hasToken() ? "Set PENSTOCK_TOKEN to your token, or to USER:PASSWORD." : undefined}>
-      <code>{text}</code>
-      <button type="button" class="quiet" onClick={copy} aria-label="Copy the command">
+      <code ref={code}>{text}</code>
+      <button type="button" class="quiet" onClick={() => void copy()} aria-label="Copy the command">
         {copied ? "Copied" : "Copy"}
       </button>
     </div>

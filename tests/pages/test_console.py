@@ -435,6 +435,35 @@ def test_a_masked_message_is_not_sent_again_with_its_mask(browser: Browser, serv
         assert [each["attributes"] for each in sent] == [{"pin": "•••"}, {"pin": "7"}]
 
 
+def test_on_a_phone_a_message_opens_in_view_and_esc_closes_it(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * 60)
+    with browser.open(f"{server.url}/#/queues/orders/messages", width=360) as page:
+        page.until(f"{MESSAGES} === 50")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("!!document.querySelector('.life li')")
+        top, bottom = page.value(
+            "(({top, bottom}) => [top, bottom])(document.querySelector('.one').getBoundingClientRect())"
+        )
+        assert 0 < top < bottom <= 900
+        key(page, "Escape")
+        page.until("!document.querySelector('.one')")
+
+
+def test_a_command_is_copied_or_selected_where_there_is_no_clipboard(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        page.value("document.execCommand = (command) => (window.copied = getSelection().toString(), true)")
+        press(page, "Copy")
+        page.until("!!window.copied")
+        assert page.value("window.copied") == f"penstock peek orders --channel main --max 50 --url {server.url}"
+        shows(page, "Copied")
+        page.value("document.execCommand = () => false")
+        press(page, "Copied")
+        shows(page, "The command is selected. Press Ctrl C.")
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
