@@ -1,6 +1,6 @@
-import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, isTyping, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
+import { Ask, Button, Choice, Cli, download, Field, isTyping, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
 import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
 
@@ -39,8 +39,8 @@ interface Search {
   since: string;
   until: string;
 }
-const EMPTY: Search = { kind: "text", what: "", value: "", since: "", until: "" };
-const time = (text: string): number | undefined => (text ? new Date(text).getTime() / 1000 : undefined);
+/** The fields for a time take UTC, which is what the page shows everywhere. */
+const time = (text: string): number | undefined => (text ? new Date(`${text}Z`).getTime() / 1000 : undefined);
 
 /** What is looked for, as the server's search takes it. */
 function asked(queue: string, search: Search, view: View): Omit<Searching, "after" | "limit"> {
@@ -57,19 +57,28 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
   };
 }
 
-/** `#/queues/orders/messages?state=leased` begins with these. */
-const wantedView = (): View => {
-  const wanted = new URLSearchParams(location.hash.split("?")[1]).get("state");
-  return VIEWS.find(([view]) => view === wanted)?.[0] ?? "all";
-};
-
+/** `#/queues/orders/messages?state=leased&by=path&what=$.order&after=99&message=104`: all that a link needs. */
 export function Messages({ name }: { name: string }) {
-  const [view, setView] = useState<View>(wantedView);
-  const [typed, setTyped] = useState<Search>(EMPTY);
-  const [search, setSearch] = useState<Search>(EMPTY);
-  const [wantedChannel, setChannel] = useState("main");
-  const [pages, setPages] = useState<number[]>([-1]);
-  const [chosen, setChosen] = useState<number>();
+  const [at, go] = useAddress();
+  const view = VIEWS.find(([view]) => view === at.get("state"))?.[0] ?? "all";
+  const search = useMemo<Search>(
+    () => ({
+      kind: KINDS.find(([kind]) => kind === at.get("by"))?.[0] ?? "text",
+      what: at.get("what") ?? "",
+      value: at.get("value") ?? "",
+      since: at.get("since") ?? "",
+      until: at.get("until") ?? "",
+    }),
+    [at],
+  );
+  const isSearch = !!(search.what || search.since || search.until);
+  const searchText = JSON.stringify(search);
+  const [typed, setTyped] = useState<Search>(search);
+  useEffect(() => setTyped(search), [searchText]);
+  const wantedChannel = at.get("channel") ?? "main";
+  const pages = [-1, ...(at.get("after")?.split(",").map(Number).filter(Number.isSafeInteger) ?? [])];
+  const chosen = /^\d+$/.test(at.get("message") ?? "") ? Number(at.get("message")) : undefined;
+  const setChosen = (sequence: number | undefined) => sequence !== chosen && go({ message: sequence === undefined ? undefined : String(sequence) });
   const [picked, setPicked] = useState<Map<number, SeenMessage>>(new Map());
   const [draft, setDraft] = useState<Draft>();
   const [doing, setDoing] = useState<Doing>();
@@ -77,28 +86,36 @@ export function Messages({ name }: { name: string }) {
   const after = pages.at(-1)!;
   const queue = useLive("GET /v1/queues/{queue}", { queue: name });
   const channels = queue.value?.stats.channels.map((each) => each.name) ?? [];
-  const channel = channels.includes(wantedChannel) ? wantedChannel : (channels[0] ?? "main");
+  const channel = !channels.length || channels.includes(wantedChannel) ? wantedChannel : channels[0]!;
   const sought = { ...asked(name, search, view), channel };
+  const soughtText = JSON.stringify([sought, view, after]);
+  const [progress, setProgress] = useState({ found: 0, lookedAt: 0 });
+  const isLatest = useRef("");
+  isLatest.current = soughtText;
   const seen = useLoaded(
     async () => {
+      setProgress({ found: 0, lookedAt: 0 });
       // One call looks at so many messages: what it has not found yet comes later, or when somebody presses Next.
       const until = performance.now() + SEARCH_MS;
       let lookedAt = 0;
       const found: SeenMessage[] = [];
       let next: number | null = after;
-      while (next !== null && found.length < PAGE && performance.now() < until) {
+      while (next !== null && found.length < PAGE && performance.now() < until && isLatest.current === soughtText) {
         const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
         found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
         next = page.next;
         lookedAt += page.looked_at;
+        if (isLatest.current === soughtText) setProgress({ found: found.length, lookedAt });
       }
-      return { messages: found, next, lookedAt };
+      return { messages: found, next, lookedAt, soughtText };
     },
-    [name, JSON.stringify(sought), view, after],
+    [soughtText],
     true,
   );
   const messages = seen.value?.messages ?? [];
-  const open = useCallback((index: number) => setChosen(messages[index]?.sequence), [messages]);
+  // Until the answer is there, the list shows what was looked for before: it is dim, and nothing can be done with it.
+  const isWorking = seen.value?.soughtText !== soughtText && !seen.error;
+  const open = (index: number) => isWorking || setChosen(messages[index]?.sequence);
   const pick = (message: SeenMessage) => {
     const next = new Map(picked);
     if (!next.delete(message.sequence)) next.set(message.sequence, message);
@@ -106,13 +123,25 @@ export function Messages({ name }: { name: string }) {
   };
   const mayChange = may("admin", name);
   const maySend = may("write", name);
-  const [row] = useRows(messages.length, open, (index) => mayChange && pick(messages[index]!));
-  const message = messages.find((each) => each.sequence === chosen);
-  const restart = () => (setPages([-1]), setPicked(new Map()));
+  const [row] = useRows(messages.length, open, (index) => mayChange && !isWorking && pick(messages[index]!));
+  const listed = messages.find((each) => each.sequence === chosen);
+  // A link may lead to a message that is not on the page, or no longer in the states that are shown.
+  const linked = useLoaded(
+    async () =>
+      chosen === undefined || listed || isWorking
+        ? undefined
+        : { chosen, ...(await ask("GET /v1/queues/{queue}/search", { queue: name, channel, id: String(chosen), states: [...STATES, "done"] })) },
+    [name, channel, chosen, !listed && !isWorking],
+  );
+  const message = listed ?? linked.value?.messages.find((each) => each.sequence === chosen);
+  const restart = (next: Record<string, string | undefined>) => go({ ...next, after: undefined, message: undefined });
+  useEffect(() => setPicked(new Map()), [searchText, view, wantedChannel]);
   const submit = (event: Event) => {
     event.preventDefault();
-    restart();
-    setSearch(typed);
+    const { kind, ...rest } = typed;
+    const isSame = JSON.stringify(typed) === searchText && pages.length === 1;
+    restart({ ...rest, by: kind === "text" ? undefined : kind });
+    if (isSame) refresh();
   };
   const save = async (accept: string, ending: string) => {
     try {
@@ -128,6 +157,7 @@ export function Messages({ name }: { name: string }) {
   };
   const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
+  const turn = (next: number[]) => go({ after: next.join(), message: undefined });
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
   const refresh = () => (setPicked(new Map()), void seen.again(), void queue.again());
   // The list stands still while somebody reads it. The stream says when it is old.
@@ -173,29 +203,29 @@ export function Messages({ name }: { name: string }) {
           />
         )}
         <label class="check">
-          since
+          since (UTC)
           <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
         </label>
         <label class="check">
-          until
+          until (UTC)
           <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
         </label>
         <button type="submit">Search</button>
-        {search !== EMPTY && (
-          <Button class="quiet" onClick={() => (setTyped(EMPTY), setSearch(EMPTY), restart())}>
+        {isSearch && (
+          <Button class="quiet" onClick={() => restart({ by: undefined, what: undefined, value: undefined, since: undefined, until: undefined })}>
             Clear
           </Button>
         )}
       </form>
       <div class="bar">
-        <Choice label="States" all={VIEWS} now={view} set={(next) => (setView(next), restart())} />
+        <Choice label="States" all={VIEWS} now={view} set={(next) => restart({ state: next === "all" ? undefined : next })} />
         <a class="button" href={`#/queues/${encodeURIComponent(name)}/dead`}>
           Dead
         </a>
         {channels.length > 1 && (
           <label class="check">
             channel
-            <select value={channel} onChange={(event) => (restart(), setChannel(event.currentTarget.value))}>
+            <select value={channel} onChange={(event) => restart({ channel: event.currentTarget.value })}>
               {channels.map((each) => (
                 <option key={each}>{each}</option>
               ))}
@@ -220,9 +250,16 @@ export function Messages({ name }: { name: string }) {
         </div>
       )}
       <div class="split">
-        <div>
+        <div aria-busy={isWorking}>
+          <p class="note progress" role="status">
+            {isWorking && isSearch
+              ? `Searching…${progress.lookedAt ? ` ${number(progress.found)} found among ${number(progress.lookedAt)} messages` : ""}`
+              : isSearch && seen.value && messages.length > 0
+                ? `${number(messages.length)} found among ${number(seen.value.lookedAt)} messages${seen.value.next === null ? "" : ". Press Next to look at more."}`
+                : ""}
+          </p>
           <Wide>
-            <table class="rows messages">
+            <table class={isWorking ? "rows messages old" : "rows messages"} inert={isWorking}>
               <thead>
                 <tr>
                   {mayChange && (
@@ -272,20 +309,20 @@ export function Messages({ name }: { name: string }) {
               </tbody>
             </table>
           </Wide>
-          {seen.value && messages.length === 0 && (
+          {seen.value && !isWorking && !seen.error && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null
                 ? `No match among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
-                : search !== EMPTY
+                : isSearch
                   ? "No message in these states matches."
                   : "There are no messages in these states."}
             </p>
           )}
           <nav class="pager" aria-label="Pages of messages">
-            <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>
+            <Button disabled={pages.length === 1} onClick={() => turn(pages.slice(1, -1))}>
               Back
             </Button>
-            <Button disabled={seen.value?.next == null} onClick={() => setPages([...pages, seen.value!.next!])}>
+            <Button disabled={isWorking || seen.value?.next == null} onClick={() => turn([...pages.slice(1), seen.value!.next!])}>
               Next
             </Button>
             <span class="grow" />
@@ -311,6 +348,18 @@ export function Messages({ name }: { name: string }) {
             }
           />
         </div>
+        {chosen !== undefined && !message && linked.value?.chosen === chosen && (
+          <aside class="one" aria-label={`Message ${chosen}`}>
+            <header class="bar">
+              <h2>Message {chosen}</h2>
+              <span class="grow" />
+              <Button class="quiet" onClick={() => setChosen(undefined)}>
+                Close
+              </Button>
+            </header>
+            <p>The queue has no message {chosen} any more, or never had it.</p>
+          </aside>
+        )}
         {message && (
           <OneMessage
             queue={name}

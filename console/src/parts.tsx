@@ -1,5 +1,5 @@
 import type { ComponentChildren, JSX } from "preact";
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { address, askAt, hasToken, Problem, stream, useStream, type Answered, type Key, type Operations, type Sample } from "./api";
@@ -37,6 +37,7 @@ export function useLoaded<T>(
   }, on);
   useEffect(() => {
     if (!keeps) setValue(undefined);
+    setError(undefined);
     void again();
     const end = follow?.(told);
     return () => {
@@ -439,6 +440,26 @@ export function useRows(count: number, open: (index: number) => void, select?: (
   }, []);
   useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
   return [at, setAt];
+}
+
+/** What the address says after `?`: a link to it can be shared, and Back goes to the one before. What is empty is left out. */
+export function useAddress(): [URLSearchParams, (next: Record<string, string | undefined>, replaces?: boolean) => void] {
+  const read = () => location.hash.split("?")[1] ?? "";
+  const [text, setText] = useState(read);
+  useEffect(() => {
+    const moved = () => setText(read());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  const set = useCallback((next: Record<string, string | undefined>, replaces = false) => {
+    const query = new URLSearchParams(read());
+    for (const [name, value] of Object.entries(next)) value ? query.set(name, value) : query.delete(name);
+    const hash = (location.hash.split("?")[0] || "#/") + (query.size ? `?${query}` : "");
+    if (replaces) history.replaceState(null, "", hash);
+    else location.hash = hash;
+    setText(read());
+  }, []);
+  return [useMemo(() => new URLSearchParams(text), [text]), set];
 }
 
 export const isTyping = (event: KeyboardEvent): boolean => {

@@ -464,6 +464,85 @@ def test_a_command_is_copied_or_selected_where_there_is_no_clipboard(browser: Br
         shows(page, "The command is selected. Press Ctrl C.")
 
 
+def test_a_search_at_work_says_so_and_the_old_list_cannot_be_used(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value(
+            "{ const call = fetch; window.fetch = (path, ...rest) => path.includes('text=') ? new Promise((go) => "
+            "window.go = go).then(() => call(path, ...rest)) : call(path, ...rest); }"
+        )
+        write(page, ".search", '"order": 3')
+        press(page, "Search")
+        shows(page, "Searching…")
+        assert page.value("document.querySelector('.messages').inert")
+        page.value("window.go()")
+        shows(page, "1 found among ")
+        page.until(f"{MESSAGES} === 1 && !document.querySelector('.messages').inert")
+
+
+def test_messages_have_addresses_and_back_leads_to_the_one_before(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json=[{"body": f'{{"kind": "a", "n": {n}}}'} for n in range(60)])
+    opened = "document.querySelector('.one h2')?.innerText"
+    with browser.open(f"{server.url}/#/queues/orders/messages?state=ready") as page:
+        page.until(f"{MESSAGES} === 50")
+        write(page, ".filters select", "path")
+        write(page, ".search", "$.kind")
+        write(page, ".filters .value", "a")
+        press(page, "Search")
+        shows(page, "50 found among")
+        press(page, "Next", ".pager")
+        page.until(f"{MESSAGES} === 10")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until(f"{opened} === 'Message 56'")
+        link = page.value("location.href")
+        page.value("history.back()")
+        page.until(f"!document.querySelector('.one') && {MESSAGES} === 10")
+        page.value("history.back()")
+        page.until(f"{MESSAGES} === 50")
+        shows(page, "50 found among")
+        page.value("history.back()")
+        page.until(
+            "!document.body.innerText.includes('50 found among') && document.querySelector('.search').value === ''"
+        )
+        assert page.value("document.querySelector('.choice [aria-pressed=true]').innerText") == "Ready"
+    with browser.open(link) as page:
+        page.until(f"{opened} === 'Message 56' && {MESSAGES} === 10")
+        assert page.value("document.querySelector('.filters .value').value") == "a"
+        assert page.complaints == []
+
+
+def test_a_link_to_a_message_finds_it_outside_of_the_list(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        (got,) = receive(client, "orders", max=1)
+        done(client.post("/v1/queues/orders/ack", json={"receipt": got["receipt"]}))
+    with browser.open(f"{server.url}/#/queues/orders/messages?message=0") as page:
+        shows(page, "Message 0")
+        page.until("!!document.querySelector('.life li')")
+        assert page.value("document.querySelector('.one .tag').innerText") == "done"
+        page.value("location.hash = '#/queues/orders/messages?message=999'")
+        shows(page, "The queue has no message 999 any more, or never had it.")
+
+
+def test_the_list_of_queues_is_as_it_was_on_the_way_back(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        for number in range(105):
+            client.post("/v1/queues", json={"name": f"q{number:03}"})
+    names = "[...document.querySelectorAll('.queues tbody td.name')].map((each) => each.innerText).join()"
+    with browser.open(server.url) as page:
+        page.until(f"{names}.startsWith('mail,mail.dead,orders,q000')")
+        write(page, ".search", "q")
+        press(page, "name ↑", ".queues")
+        press(page, "Next", ".pager")
+        page.until(f"{names} === 'q004,q003,q002,q001,q000'")
+        press(page, "q003")
+        page.until("location.hash === '#/queues/q003' && !document.querySelector('.queues')")
+        page.value("history.back()")
+        page.until(f"{names} === 'q004,q003,q002,q001,q000'")
+        assert page.value("document.querySelector('.search').value") == "q"
+        assert page.complaints == []
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
