@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, isTyping, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
+import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson, readable } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -13,6 +13,8 @@ const START_MAX = 160;
 const ARGUMENT_MAX = 64 * 1024;
 const CSV = "text/csv";
 const ARROW = "application/vnd.apache.arrow.stream";
+
+const bodyStart = (body: string): string => (/^[[{]/.test(body) ? readable(body.slice(0, 6 * START_MAX)) : body).slice(0, START_MAX);
 
 type Searching = Operations["GET /v1/queues/{queue}/search"]["asked"];
 type State = (typeof STATES)[number];
@@ -303,7 +305,7 @@ export function Messages({ name }: { name: string }) {
                     <td class="number">{duration(Date.now() / 1000 - each.sent_at)}</td>
                     <td class="number roomy">{each.attempts}</td>
                     <td class="number roomy">{each.until == null ? "–" : `in ${duration(each.until - Date.now() / 1000)}`}</td>
-                    <td class="start">{each.encoding === "base64" ? "(bytes)" : each.body.slice(0, START_MAX)}</td>
+                    <td class="start">{each.encoding === "base64" ? "(bytes)" : bodyStart(each.body)}</td>
                   </tr>
                 ))}
               </tbody>

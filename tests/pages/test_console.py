@@ -543,6 +543,25 @@ def test_the_list_of_queues_is_as_it_was_on_the_way_back(browser: Browser, serve
         assert page.complaints == []
 
 
+def test_escaped_characters_are_found_and_shown_but_sent_again_as_they_were(browser: Browser, server: Server) -> None:
+    body = json.dumps({"name": "Renée 李小龍"})
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json={"body": body})
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 7")
+        write(page, ".search", "李小龍")
+        press(page, "Search")
+        page.until(f"{MESSAGES} === 1")
+        assert reads(page, ".messages td.start") == ['{"name": "Renée 李小龍"}']
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("document.querySelector('pre.body')?.innerText.includes('Renée 李小龍')")
+        press(page, "Text", ".one")
+        page.until(f"document.querySelector('pre.body').innerText === {json.dumps(body)}")
+        press(page, "Edit and send again…")
+        page.until("!!document.querySelector('dialog')")
+        assert page.value("document.querySelector('dialog textarea').value") == body
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
