@@ -1,8 +1,8 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, isTyping, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
+import { address, ask, fetched, may, who, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
+import { Ask, Button, Choice, Cli, download, Field, isTyping, say, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson, readable } from "./text";
+import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -11,6 +11,8 @@ const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
 const ARGUMENT_MAX = 64 * 1024;
+const SAVED_MAX = 10_000;
+const SAVING_MS = 60_000;
 const CSV = "text/csv";
 const ARROW = "application/vnd.apache.arrow.stream";
 
@@ -92,6 +94,8 @@ export function Messages({ name }: { name: string }) {
   const sought = { ...asked(name, search, view), channel };
   const soughtText = JSON.stringify([sought, view, after]);
   const [progress, setProgress] = useState({ found: 0, lookedAt: 0 });
+  const fits = (each: SeenMessage) => view !== "retrying" || each.attempts > 0;
+  const [saving, setSaving] = useState(false);
   const isLatest = useRef("");
   isLatest.current = soughtText;
   const seen = useLoaded(
@@ -104,7 +108,7 @@ export function Messages({ name }: { name: string }) {
       let next: number | null = after;
       while (next !== null && found.length < PAGE && performance.now() < until && isLatest.current === soughtText) {
         const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
-        found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
+        found.push(...page.messages.filter(fits));
         next = page.next;
         lookedAt += page.looked_at;
         if (isLatest.current === soughtText) setProgress({ found: found.length, lookedAt });
@@ -145,17 +149,15 @@ export function Messages({ name }: { name: string }) {
     restart({ ...rest, by: kind === "text" ? undefined : kind });
     if (isSame) refresh();
   };
-  const save = async (accept: string, ending: string) => {
+  const save = async (ending: "csv" | "jsonl" | "arrow") => {
+    setSaving(true);
     try {
-      const file =
-        accept === ARROW
-          ? await fetched("GET /v1/queues/{queue}/records", { queue: name }, accept)
-          : await fetched("GET /v1/queues/{queue}/search", { ...sought, after, limit: 1000 }, accept);
-      download(`${name}.${ending}`, accept, file);
+      say(ending === "arrow" ? await saveRecords(name) : await saveFound(name, ending, sought, fits));
       setError(undefined);
     } catch (problem) {
       setError(problem as Error);
     }
+    setSaving(false);
   };
   const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
@@ -328,19 +330,22 @@ export function Messages({ name }: { name: string }) {
               Next
             </Button>
             <span class="grow" />
-            <small>Download</small>
-            <Button disabled={!messages.length} onClick={() => void save(CSV, "csv")}>
+            <small>{saving ? "Downloading…" : `Download all that ${isSearch ? "match" : "are in these states"}, ${short(SAVED_MAX)} at most`}</small>
+            <Button
+              disabled={saving || !messages.length || view === "retrying"}
+              title={view === "retrying" ? "Of the messages that are tried again, download JSON" : undefined}
+              onClick={() => void save("csv")}
+            >
               CSV
             </Button>
-            <Button
-              disabled={!messages.length}
-              onClick={() => download(`${name}.jsonl`, "application/x-ndjson", messages.map((each) => JSON.stringify(each) + "\n").join(""))}
-            >
+            <Button disabled={saving || !messages.length} onClick={() => void save("jsonl")}>
               JSON
             </Button>
-            <Button onClick={() => void save(ARROW, "arrow")} title="The whole queue, as Arrow">
-              Arrow
-            </Button>
+            {!who()?.masked && (
+              <Button disabled={saving} onClick={() => void save("arrow")} title={`The first ${short(SAVED_MAX)} messages of the queue, in any state, whatever is searched`}>
+                Arrow
+              </Button>
+            )}
           </nav>
           <Cli
             words={
@@ -384,6 +389,44 @@ export function Messages({ name }: { name: string }) {
       {doing && <Change queue={name} channel={channel} doing={doing} close={(isDone) => (setDoing(undefined), isDone && refresh())} />}
     </main>
   );
+}
+
+// -- downloads ---------------------------------------------------------------------------------------------------------
+
+const saved = (count: number, isCut: boolean): string =>
+  isCut ? `The first ${number(count)} messages are saved. The rest is not.` : count === 1 ? "1 message is saved." : `All ${number(count)} messages are saved.`;
+
+/** All pages of what is searched, as one file. Returns what is said about it. */
+async function saveFound(name: string, ending: "csv" | "jsonl", sought: Omit<Searching, "after" | "limit">, fits: (each: SeenMessage) => boolean): Promise<string> {
+  const until = performance.now() + SAVING_MS;
+  const parts: string[] = [];
+  let count = 0;
+  let next: number | null = -1;
+  while (next !== null && count < SAVED_MAX && performance.now() < until) {
+    const given: Searching = { ...sought, after: next, limit: Math.min(1000, SAVED_MAX - count) };
+    if (ending === "csv") {
+      const page = await fetched("GET /v1/queues/{queue}/search", given, CSV);
+      const text = await page.text();
+      count += text.replace(/"[^"]*"/g, "").split("\r\n").length - 2;
+      parts.push(parts.length ? text.slice(text.indexOf("\r\n") + 2) : text);
+      next = page.headers.has("penstock-next") ? Number(page.headers.get("penstock-next")) : null;
+    } else {
+      const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", given);
+      const found = page.messages.filter(fits);
+      count += found.length;
+      parts.push(...found.map((each) => JSON.stringify(each) + "\n"));
+      next = page.next;
+    }
+  }
+  download(`${name}.${ending}`, ending === "csv" ? CSV : "application/x-ndjson", parts.join(""));
+  return saved(count, next !== null);
+}
+
+async function saveRecords(name: string): Promise<string> {
+  const file = await fetched("GET /v1/queues/{queue}/records", { queue: name, max: SAVED_MAX }, ARROW);
+  download(`${name}.arrow`, ARROW, await file.blob());
+  const isCut = Number(file.headers.get("penstock-next-offset")) < Number(file.headers.get("penstock-end-offset"));
+  return isCut ? "The first messages of the queue are saved. The rest is not." : "All messages of the queue are saved.";
 }
 
 // -- one message, or a selection ---------------------------------------------------------------------------------------
