@@ -1,8 +1,8 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { address, ask, fetched, may, who, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
+import { address, ask, fetched, may, who, type FoundMessages, type NewMessage, type Operations, type SeenMessage, type SentMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, isTyping, say, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
+import { bodyBytes, bytes, duration, hex, isJson, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -374,7 +374,7 @@ export function Messages({ name }: { name: string }) {
             message={message}
             close={() => setChosen(undefined)}
             act={mayChange ? (what) => setDoing({ what, messages: [message] }) : undefined}
-            again={maySend ? () => setDraft(draftOf(message)) : undefined}
+            again={maySend ? () => setDraft(draftOf(message, name)) : undefined}
           />
         )}
       </div>
@@ -384,6 +384,7 @@ export function Messages({ name }: { name: string }) {
           isFifo={queue.value?.settings.kind === "fifo"}
           draft={draft}
           close={(isDone) => (setDraft(undefined), isDone && refresh())}
+          sentAs={(sent) => setChosen(sent?.sequence ?? undefined)}
         />
       )}
       {doing && <Change queue={name} channel={channel} doing={doing} close={(isDone) => (setDoing(undefined), isDone && refresh())} />}
@@ -691,16 +692,19 @@ export interface Draft {
   priority?: string;
   delay?: string;
   copied?: string;
+  /** What it is a copy of, which can be deleted then. */
+  original?: { queue: string; sequence: number };
   /** Parts of it are hidden, and would be sent as •••. */
   masked?: boolean;
 }
 const MASKED = "•••";
-export const draftOf = (message: SeenMessage): Draft => ({
+export const draftOf = (message: SeenMessage, queue: string): Draft => ({
   body: message.body,
   encoding: message.encoding,
   attributes: message.attributes && Object.keys(message.attributes).length ? JSON.stringify(message.attributes, null, 2) : "",
   group: message.group ?? undefined,
   copied: message.id,
+  original: may("admin", queue) ? { queue, sequence: message.sequence } : undefined,
   masked: message.masked,
 });
 
@@ -714,7 +718,14 @@ const templates = (): Record<string, Template> => {
   }
 };
 
-export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: (isDone?: boolean) => void }) {
+interface Sending {
+  queue: string;
+  isFifo: boolean;
+  draft: Draft;
+  close: (isDone?: boolean) => void;
+  sentAs?: (sent: SentMessage | undefined) => void;
+}
+export function Send({ queue, isFifo, draft, close, sentAs }: Sending) {
   const [body, setBody] = useState(draft.body);
   const [attributes, setAttributes] = useState(draft.attributes);
   const [group, setGroup] = useState(draft.group ?? "");
@@ -723,6 +734,8 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
   const [delay, setDelay] = useState(draft.delay ?? "");
   const [known, setKnown] = useState(templates());
   const [template, setTemplate] = useState("");
+  const [deletes, setDeletes] = useState(false);
+  const { original } = draft;
   const simple = (): [string, unknown][] => {
     try {
       return Object.entries(parsedAttributes(attributes));
@@ -772,17 +785,26 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
     } catch {
       throw new Error('The attributes are not JSON. Write {"name": "value"}.');
     }
-    return ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: made() });
+    const sent = (await ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: made() })).messages[0];
+    let said = `Sent as message ${sent?.sequence ?? sent?.id}.`;
+    if (original && deletes)
+      said += await ask("POST /v1/queues/{queue}/messages/delete", { queue: original.queue, body: { sequences: [original.sequence] } }).then(
+        () => " The original is deleted.",
+        (problem: Error) => ` The original is still there: ${problem.message}`,
+      );
+    sentAs?.(sent);
+    return said;
   };
+  const isBroken = /^\s*[[{]/.test(body) && draft.encoding !== "base64" && !isJson(body);
   return (
     <Ask
       title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
-      says={draft.copied ? `The message ${draft.copied} stays as it is. A new one is sent.` : "Every channel of the queue gets it."}
+      says={draft.copied ? `A new message is sent. ${deletes ? "Then the original is deleted." : `The message ${draft.copied} stays as it is.`}` : "Every channel of the queue gets it."}
       button="Send"
       cli={body.length < ARGUMENT_MAX && !isMasked ? cli : undefined}
       isWaiting={isMasked}
       act={send}
-      done="Sent."
+      done={String}
       close={close}
     >
       {isMasked && (
@@ -817,7 +839,8 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
         <small>Templates are kept in this browser.</small>
       </div>
       <Field label={draft.encoding === "base64" ? "Body, as base64" : "Body"}>
-        <textarea rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} spellcheck={false} />
+        <textarea autofocus rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} spellcheck={false} />
+        {isBroken && <small class="bad">The body begins like JSON, but is not. It is sent as it is.</small>}
       </Field>
       <Field label="Attributes" hint='JSON: {"table": 7}'>
         <textarea rows={3} value={attributes} onInput={(event) => setAttributes(event.currentTarget.value)} spellcheck={false} />
@@ -836,6 +859,12 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
           <input type="number" min="0" step="any" value={delay} onInput={(event) => setDelay(event.currentTarget.value)} />
         </Field>
       </div>
+      {original && (
+        <label class="check">
+          <input type="checkbox" checked={deletes} onChange={() => setDeletes(!deletes)} />
+          then delete the original, message {original.sequence} of {original.queue}, for every channel
+        </label>
+      )}
     </Ask>
   );
 }

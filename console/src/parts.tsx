@@ -116,7 +116,7 @@ interface Asking {
   destroys?: boolean;
   act: () => Promise<unknown>;
   /** What is said when it is done. */
-  done?: string;
+  done?: string | ((answer: unknown) => string);
   /** `isDone`: something was changed. Who cancels keeps what was selected. */
   close: (isDone?: boolean) => void;
 }
@@ -137,8 +137,8 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
     if (isOff) return;
     setBusy(true);
     try {
-      await act();
-      if (done) say(done);
+      const answer = await act();
+      if (done) say(typeof done === "string" ? done : done(answer));
       close(true);
     } catch (problem) {
       setError(problem as Error);

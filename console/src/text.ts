@@ -98,17 +98,21 @@ export const readable = (token: string): string =>
     return /^[\p{L}\p{M}\p{N}\p{P}\p{S}]$/u.test(character) && !/["\\]/.test(character) ? character : each;
   }));
 
+export const isJson = (text: string): boolean => {
+  try {
+    return (JSON.parse(text), true);
+  } catch {
+    return false;
+  }
+};
+
 const JSON_TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|\[\s*\]|\{\s*\}|[[\]{},:]|[^\s"[\]{},:]+/g;
 const DEPTH_MAX = 100;
 /** JSON, indented, each of its tokens as it was sent, but for escapes of readable characters; null when the text is none, or too deep to be read. */
 export function prettyJson(text: string): string | null {
   const start = text.trimStart()[0];
   if (start !== "{" && start !== "[") return null;
-  try {
-    JSON.parse(text); // what it gives has lost digits and repeated names
-  } catch {
-    return null;
-  }
+  if (!isJson(text)) return null; // what it gives has lost digits and repeated names
   const shown: string[] = [];
   let line = "\n";
   for (const [token] of text.matchAll(JSON_TOKEN)) {

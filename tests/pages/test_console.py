@@ -563,6 +563,30 @@ def test_escaped_characters_are_found_and_shown_but_sent_again_as_they_were(brow
         assert page.value("document.querySelector('dialog textarea').value") == body
 
 
+def test_a_changed_copy_can_replace_the_original(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages?message=2") as page:
+        press(page, "Edit and send again…")
+        page.until("document.activeElement.tagName === 'TEXTAREA'")
+        labelled(page, "Body", '{"order": ')
+        shows(page, "The body begins like JSON, but is not.")
+        labelled(page, "Body", '{"order": 22}')
+        page.until("!document.body.innerText.includes('The body begins like JSON')")
+        page.value("document.querySelector('dialog input[type=checkbox]').click()")
+        shows(page, "Then the original is deleted.")
+        press(page, "Send", "dialog")
+        shows(page, "Sent as message 6. The original is deleted.")
+        page.until("document.querySelector('.one h2')?.innerText === 'Message 6'")
+        page.until("document.querySelector('pre.body').innerText.includes('22')")
+        assert [each["sequence"] for each in asked(server, "/v1/queues/orders/messages")["messages"]] == [
+            0,
+            1,
+            3,
+            4,
+            5,
+            6,
+        ]
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
