@@ -81,8 +81,8 @@ export async function askAt<K extends Key>(method: string, path: string, body?: 
 }
 
 /** The same as a file in another format. */
-export async function fetched<K extends Key>(key: K, given: Given<K>, accept: string): Promise<Blob> {
-  return (await request(...address(key, given), accept)).blob();
+export async function fetched<K extends Key>(key: K, given: Given<K>, accept: string): Promise<Response> {
+  return request(...address(key, given), accept);
 }
 
 export interface Schema {

@@ -158,7 +158,7 @@ export function DeadLetters({ name }: { name: string }) {
               message={chosen}
               close={() => setChosen(undefined)}
               act={mayChange ? (what) => setDoing({ what, messages: [chosen] }) : undefined}
-              again={may("write", name) ? () => setDraft(draftOf(chosen)) : undefined}
+              again={may("write", name) ? () => setDraft(draftOf(chosen, from)) : undefined}
             />
           )}
         </div>

@@ -1,8 +1,8 @@
-import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
-import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
-import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { address, ask, fetched, may, who, type FoundMessages, type NewMessage, type Operations, type SeenMessage, type SentMessage } from "./api";
+import { Ask, Button, Choice, Cli, download, Field, isTyping, say, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
+import { bodyBytes, bytes, duration, hex, isJson, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -11,8 +11,12 @@ const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
 const ARGUMENT_MAX = 64 * 1024;
+const SAVED_MAX = 10_000;
+const SAVING_MS = 60_000;
 const CSV = "text/csv";
 const ARROW = "application/vnd.apache.arrow.stream";
+
+const bodyStart = (body: string): string => (/^[[{]/.test(body) ? readable(body.slice(0, 6 * START_MAX)) : body).slice(0, START_MAX);
 
 type Searching = Operations["GET /v1/queues/{queue}/search"]["asked"];
 type State = (typeof STATES)[number];
@@ -39,8 +43,8 @@ interface Search {
   since: string;
   until: string;
 }
-const EMPTY: Search = { kind: "text", what: "", value: "", since: "", until: "" };
-const time = (text: string): number | undefined => (text ? new Date(text).getTime() / 1000 : undefined);
+/** The fields for a time take UTC, which is what the page shows everywhere. */
+const time = (text: string): number | undefined => (text ? new Date(`${text}Z`).getTime() / 1000 : undefined);
 
 /** What is looked for, as the server's search takes it. */
 function asked(queue: string, search: Search, view: View): Omit<Searching, "after" | "limit"> {
@@ -57,19 +61,28 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
   };
 }
 
-/** `#/queues/orders/messages?state=leased` begins with these. */
-const wantedView = (): View => {
-  const wanted = new URLSearchParams(location.hash.split("?")[1]).get("state");
-  return VIEWS.find(([view]) => view === wanted)?.[0] ?? "all";
-};
-
+/** `#/queues/orders/messages?state=leased&by=path&what=$.order&after=99&message=104`: all that a link needs. */
 export function Messages({ name }: { name: string }) {
-  const [view, setView] = useState<View>(wantedView);
-  const [typed, setTyped] = useState<Search>(EMPTY);
-  const [search, setSearch] = useState<Search>(EMPTY);
-  const [wantedChannel, setChannel] = useState("main");
-  const [pages, setPages] = useState<number[]>([-1]);
-  const [chosen, setChosen] = useState<number>();
+  const [at, go] = useAddress();
+  const view = VIEWS.find(([view]) => view === at.get("state"))?.[0] ?? "all";
+  const search = useMemo<Search>(
+    () => ({
+      kind: KINDS.find(([kind]) => kind === at.get("by"))?.[0] ?? "text",
+      what: at.get("what") ?? "",
+      value: at.get("value") ?? "",
+      since: at.get("since") ?? "",
+      until: at.get("until") ?? "",
+    }),
+    [at],
+  );
+  const isSearch = !!(search.what || search.since || search.until);
+  const searchText = JSON.stringify(search);
+  const [typed, setTyped] = useState<Search>(search);
+  useEffect(() => setTyped(search), [searchText]);
+  const wantedChannel = at.get("channel") ?? "main";
+  const pages = [-1, ...(at.get("after")?.split(",").map(Number).filter(Number.isSafeInteger) ?? [])];
+  const chosen = /^\d+$/.test(at.get("message") ?? "") ? Number(at.get("message")) : undefined;
+  const setChosen = (sequence: number | undefined) => sequence !== chosen && go({ message: sequence === undefined ? undefined : String(sequence) });
   const [picked, setPicked] = useState<Map<number, SeenMessage>>(new Map());
   const [draft, setDraft] = useState<Draft>();
   const [doing, setDoing] = useState<Doing>();
@@ -77,28 +90,38 @@ export function Messages({ name }: { name: string }) {
   const after = pages.at(-1)!;
   const queue = useLive("GET /v1/queues/{queue}", { queue: name });
   const channels = queue.value?.stats.channels.map((each) => each.name) ?? [];
-  const channel = channels.includes(wantedChannel) ? wantedChannel : (channels[0] ?? "main");
+  const channel = !channels.length || channels.includes(wantedChannel) ? wantedChannel : channels[0]!;
   const sought = { ...asked(name, search, view), channel };
+  const soughtText = JSON.stringify([sought, view, after]);
+  const [progress, setProgress] = useState({ found: 0, lookedAt: 0 });
+  const fits = (each: SeenMessage) => view !== "retrying" || each.attempts > 0;
+  const [saving, setSaving] = useState(false);
+  const isLatest = useRef("");
+  isLatest.current = soughtText;
   const seen = useLoaded(
     async () => {
+      setProgress({ found: 0, lookedAt: 0 });
       // One call looks at so many messages: what it has not found yet comes later, or when somebody presses Next.
       const until = performance.now() + SEARCH_MS;
       let lookedAt = 0;
       const found: SeenMessage[] = [];
       let next: number | null = after;
-      while (next !== null && found.length < PAGE && performance.now() < until) {
+      while (next !== null && found.length < PAGE && performance.now() < until && isLatest.current === soughtText) {
         const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", { ...sought, after: next, limit: PAGE });
-        found.push(...page.messages.filter((each) => view !== "retrying" || each.attempts > 0));
+        found.push(...page.messages.filter(fits));
         next = page.next;
         lookedAt += page.looked_at;
+        if (isLatest.current === soughtText) setProgress({ found: found.length, lookedAt });
       }
-      return { messages: found, next, lookedAt };
+      return { messages: found, next, lookedAt, soughtText };
     },
-    [name, JSON.stringify(sought), view, after],
+    [soughtText],
     true,
   );
   const messages = seen.value?.messages ?? [];
-  const open = useCallback((index: number) => setChosen(messages[index]?.sequence), [messages]);
+  // Until the answer is there, the list shows what was looked for before: it is dim, and nothing can be done with it.
+  const isWorking = seen.value?.soughtText !== soughtText && !seen.error;
+  const open = (index: number) => isWorking || setChosen(messages[index]?.sequence);
   const pick = (message: SeenMessage) => {
     const next = new Map(picked);
     if (!next.delete(message.sequence)) next.set(message.sequence, message);
@@ -106,28 +129,39 @@ export function Messages({ name }: { name: string }) {
   };
   const mayChange = may("admin", name);
   const maySend = may("write", name);
-  const [row] = useRows(messages.length, open, (index) => mayChange && pick(messages[index]!));
-  const message = messages.find((each) => each.sequence === chosen);
-  const restart = () => (setPages([-1]), setPicked(new Map()));
+  const [row] = useRows(messages.length, open, (index) => mayChange && !isWorking && pick(messages[index]!));
+  const listed = messages.find((each) => each.sequence === chosen);
+  // A link may lead to a message that is not on the page, or no longer in the states that are shown.
+  const linked = useLoaded(
+    async () =>
+      chosen === undefined || listed || isWorking
+        ? undefined
+        : { chosen, ...(await ask("GET /v1/queues/{queue}/search", { queue: name, channel, id: String(chosen), states: [...STATES, "done"] })) },
+    [name, channel, chosen, !listed && !isWorking],
+  );
+  const message = listed ?? linked.value?.messages.find((each) => each.sequence === chosen);
+  const restart = (next: Record<string, string | undefined>) => go({ ...next, after: undefined, message: undefined });
+  useEffect(() => setPicked(new Map()), [searchText, view, wantedChannel]);
   const submit = (event: Event) => {
     event.preventDefault();
-    restart();
-    setSearch(typed);
+    const { kind, ...rest } = typed;
+    const isSame = JSON.stringify(typed) === searchText && pages.length === 1;
+    restart({ ...rest, by: kind === "text" ? undefined : kind });
+    if (isSame) refresh();
   };
-  const save = async (accept: string, ending: string) => {
+  const save = async (ending: "csv" | "jsonl" | "arrow") => {
+    setSaving(true);
     try {
-      const file =
-        accept === ARROW
-          ? await fetched("GET /v1/queues/{queue}/records", { queue: name }, accept)
-          : await fetched("GET /v1/queues/{queue}/search", { ...sought, after, limit: 1000 }, accept);
-      download(`${name}.${ending}`, accept, file);
+      say(ending === "arrow" ? await saveRecords(name) : await saveFound(name, ending, sought, fits));
       setError(undefined);
     } catch (problem) {
       setError(problem as Error);
     }
+    setSaving(false);
   };
   const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
+  const turn = (next: number[]) => go({ after: next.join(), message: undefined });
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
   const refresh = () => (setPicked(new Map()), void seen.again(), void queue.again());
   // The list stands still while somebody reads it. The stream says when it is old.
@@ -173,29 +207,29 @@ export function Messages({ name }: { name: string }) {
           />
         )}
         <label class="check">
-          since
+          since (UTC)
           <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
         </label>
         <label class="check">
-          until
+          until (UTC)
           <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
         </label>
         <button type="submit">Search</button>
-        {search !== EMPTY && (
-          <Button class="quiet" onClick={() => (setTyped(EMPTY), setSearch(EMPTY), restart())}>
+        {isSearch && (
+          <Button class="quiet" onClick={() => restart({ by: undefined, what: undefined, value: undefined, since: undefined, until: undefined })}>
             Clear
           </Button>
         )}
       </form>
       <div class="bar">
-        <Choice label="States" all={VIEWS} now={view} set={(next) => (setView(next), restart())} />
+        <Choice label="States" all={VIEWS} now={view} set={(next) => restart({ state: next === "all" ? undefined : next })} />
         <a class="button" href={`#/queues/${encodeURIComponent(name)}/dead`}>
           Dead
         </a>
         {channels.length > 1 && (
           <label class="check">
             channel
-            <select value={channel} onChange={(event) => (restart(), setChannel(event.currentTarget.value))}>
+            <select value={channel} onChange={(event) => restart({ channel: event.currentTarget.value })}>
               {channels.map((each) => (
                 <option key={each}>{each}</option>
               ))}
@@ -220,9 +254,16 @@ export function Messages({ name }: { name: string }) {
         </div>
       )}
       <div class="split">
-        <div>
+        <div aria-busy={isWorking}>
+          <p class="note progress" role="status">
+            {isWorking && isSearch
+              ? `Searching…${progress.lookedAt ? ` ${number(progress.found)} found among ${number(progress.lookedAt)} messages` : ""}`
+              : isSearch && seen.value && messages.length > 0
+                ? `${number(messages.length)} found among ${number(seen.value.lookedAt)} messages${seen.value.next === null ? "" : ". Press Next to look at more."}`
+                : ""}
+          </p>
           <Wide>
-            <table class="rows messages">
+            <table class={isWorking ? "rows messages old" : "rows messages"} inert={isWorking}>
               <thead>
                 <tr>
                   {mayChange && (
@@ -266,42 +307,45 @@ export function Messages({ name }: { name: string }) {
                     <td class="number">{duration(Date.now() / 1000 - each.sent_at)}</td>
                     <td class="number roomy">{each.attempts}</td>
                     <td class="number roomy">{each.until == null ? "–" : `in ${duration(each.until - Date.now() / 1000)}`}</td>
-                    <td class="start">{each.encoding === "base64" ? "(bytes)" : each.body.slice(0, START_MAX)}</td>
+                    <td class="start">{each.encoding === "base64" ? "(bytes)" : bodyStart(each.body)}</td>
                   </tr>
                 ))}
               </tbody>
             </table>
           </Wide>
-          {seen.value && messages.length === 0 && (
+          {seen.value && !isWorking && !seen.error && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null
                 ? `No match among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
-                : search !== EMPTY
+                : isSearch
                   ? "No message in these states matches."
                   : "There are no messages in these states."}
             </p>
           )}
           <nav class="pager" aria-label="Pages of messages">
-            <Button disabled={pages.length === 1} onClick={() => setPages(pages.slice(0, -1))}>
+            <Button disabled={pages.length === 1} onClick={() => turn(pages.slice(1, -1))}>
               Back
             </Button>
-            <Button disabled={seen.value?.next == null} onClick={() => setPages([...pages, seen.value!.next!])}>
+            <Button disabled={isWorking || seen.value?.next == null} onClick={() => turn([...pages.slice(1), seen.value!.next!])}>
               Next
             </Button>
             <span class="grow" />
-            <small>Download</small>
-            <Button disabled={!messages.length} onClick={() => void save(CSV, "csv")}>
+            <small>{saving ? "Downloading…" : `Download all that ${isSearch ? "match" : "are in these states"}, ${short(SAVED_MAX)} at most`}</small>
+            <Button
+              disabled={saving || !messages.length || view === "retrying"}
+              title={view === "retrying" ? "Of the messages that are tried again, download JSON" : undefined}
+              onClick={() => void save("csv")}
+            >
               CSV
             </Button>
-            <Button
-              disabled={!messages.length}
-              onClick={() => download(`${name}.jsonl`, "application/x-ndjson", messages.map((each) => JSON.stringify(each) + "\n").join(""))}
-            >
+            <Button disabled={saving || !messages.length} onClick={() => void save("jsonl")}>
               JSON
             </Button>
-            <Button onClick={() => void save(ARROW, "arrow")} title="The whole queue, as Arrow">
-              Arrow
-            </Button>
+            {!who()?.masked && (
+              <Button disabled={saving} onClick={() => void save("arrow")} title={`The first ${short(SAVED_MAX)} messages of the queue, in any state, whatever is searched`}>
+                Arrow
+              </Button>
+            )}
           </nav>
           <Cli
             words={
@@ -311,6 +355,18 @@ export function Messages({ name }: { name: string }) {
             }
           />
         </div>
+        {chosen !== undefined && !message && linked.value?.chosen === chosen && (
+          <aside class="one" aria-label={`Message ${chosen}`}>
+            <header class="bar">
+              <h2>Message {chosen}</h2>
+              <span class="grow" />
+              <Button class="quiet" onClick={() => setChosen(undefined)}>
+                Close
+              </Button>
+            </header>
+            <p>The queue has no message {chosen} any more, or never had it.</p>
+          </aside>
+        )}
         {message && (
           <OneMessage
             queue={name}
@@ -318,7 +374,7 @@ export function Messages({ name }: { name: string }) {
             message={message}
             close={() => setChosen(undefined)}
             act={mayChange ? (what) => setDoing({ what, messages: [message] }) : undefined}
-            again={maySend ? () => setDraft(draftOf(message)) : undefined}
+            again={maySend ? () => setDraft(draftOf(message, name)) : undefined}
           />
         )}
       </div>
@@ -327,12 +383,51 @@ export function Messages({ name }: { name: string }) {
           queue={name}
           isFifo={queue.value?.settings.kind === "fifo"}
           draft={draft}
-          close={() => (setDraft(undefined), refresh())}
+          close={(isDone) => (setDraft(undefined), isDone && refresh())}
+          sentAs={(sent) => setChosen(sent?.sequence ?? undefined)}
         />
       )}
-      {doing && <Change queue={name} channel={channel} doing={doing} close={() => (setDoing(undefined), refresh())} />}
+      {doing && <Change queue={name} channel={channel} doing={doing} close={(isDone) => (setDoing(undefined), isDone && refresh())} />}
     </main>
   );
+}
+
+// -- downloads ---------------------------------------------------------------------------------------------------------
+
+const saved = (count: number, isCut: boolean): string =>
+  isCut ? `The first ${number(count)} messages are saved. The rest is not.` : count === 1 ? "1 message is saved." : `All ${number(count)} messages are saved.`;
+
+/** All pages of what is searched, as one file. Returns what is said about it. */
+async function saveFound(name: string, ending: "csv" | "jsonl", sought: Omit<Searching, "after" | "limit">, fits: (each: SeenMessage) => boolean): Promise<string> {
+  const until = performance.now() + SAVING_MS;
+  const parts: string[] = [];
+  let count = 0;
+  let next: number | null = -1;
+  while (next !== null && count < SAVED_MAX && performance.now() < until) {
+    const given: Searching = { ...sought, after: next, limit: Math.min(1000, SAVED_MAX - count) };
+    if (ending === "csv") {
+      const page = await fetched("GET /v1/queues/{queue}/search", given, CSV);
+      const text = await page.text();
+      count += text.replace(/"[^"]*"/g, "").split("\r\n").length - 2;
+      parts.push(parts.length ? text.slice(text.indexOf("\r\n") + 2) : text);
+      next = page.headers.has("penstock-next") ? Number(page.headers.get("penstock-next")) : null;
+    } else {
+      const page: FoundMessages = await ask("GET /v1/queues/{queue}/search", given);
+      const found = page.messages.filter(fits);
+      count += found.length;
+      parts.push(...found.map((each) => JSON.stringify(each) + "\n"));
+      next = page.next;
+    }
+  }
+  download(`${name}.${ending}`, ending === "csv" ? CSV : "application/x-ndjson", parts.join(""));
+  return saved(count, next !== null);
+}
+
+async function saveRecords(name: string): Promise<string> {
+  const file = await fetched("GET /v1/queues/{queue}/records", { queue: name, max: SAVED_MAX }, ARROW);
+  download(`${name}.arrow`, ARROW, await file.blob());
+  const isCut = Number(file.headers.get("penstock-next-offset")) < Number(file.headers.get("penstock-end-offset"));
+  return isCut ? "The first messages of the queue are saved. The rest is not." : "All messages of the queue are saved.";
 }
 
 // -- one message, or a selection ---------------------------------------------------------------------------------------
@@ -342,7 +437,7 @@ export interface Doing {
   messages: { sequence: number; id: string }[];
 }
 
-export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: () => void }) {
+export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: (isDone?: boolean) => void }) {
   const [delay, setDelay] = useState("60");
   const { what, messages } = doing;
   const sequences = messages.map((each) => each.sequence);
@@ -405,6 +500,11 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
   const here = found?.channels.find((each) => each.channel === channel);
   const data = useMemo(() => bodyBytes(message.body, message.encoding), [message]);
   const isDone = message.state === "done";
+  useEffect(() => {
+    const key = (event: KeyboardEvent) => event.key === "Escape" && !isTyping(event) && !document.querySelector("dialog") && close();
+    addEventListener("keydown", key);
+    return () => removeEventListener("keydown", key);
+  }, [close]);
   const { value: now } = useLoaded(async () => (isDone ? ask("GET /v1/messages/{message}", { message: message.id }) : undefined), [message.id, isDone]);
   return (
     <aside class="one" aria-label={`Message ${message.sequence}`}>
@@ -592,13 +692,20 @@ export interface Draft {
   priority?: string;
   delay?: string;
   copied?: string;
+  /** What it is a copy of, which can be deleted then. */
+  original?: { queue: string; sequence: number };
+  /** Parts of it are hidden, and would be sent as •••. */
+  masked?: boolean;
 }
-export const draftOf = (message: SeenMessage): Draft => ({
+const MASKED = "•••";
+export const draftOf = (message: SeenMessage, queue: string): Draft => ({
   body: message.body,
   encoding: message.encoding,
   attributes: message.attributes && Object.keys(message.attributes).length ? JSON.stringify(message.attributes, null, 2) : "",
   group: message.group ?? undefined,
   copied: message.id,
+  original: may("admin", queue) ? { queue, sequence: message.sequence } : undefined,
+  masked: message.masked,
 });
 
 const TEMPLATES = "penstock-templates";
@@ -611,7 +718,14 @@ const templates = (): Record<string, Template> => {
   }
 };
 
-export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: boolean; draft: Draft; close: () => void }) {
+interface Sending {
+  queue: string;
+  isFifo: boolean;
+  draft: Draft;
+  close: (isDone?: boolean) => void;
+  sentAs?: (sent: SentMessage | undefined) => void;
+}
+export function Send({ queue, isFifo, draft, close, sentAs }: Sending) {
   const [body, setBody] = useState(draft.body);
   const [attributes, setAttributes] = useState(draft.attributes);
   const [group, setGroup] = useState(draft.group ?? "");
@@ -620,6 +734,8 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
   const [delay, setDelay] = useState(draft.delay ?? "");
   const [known, setKnown] = useState(templates());
   const [template, setTemplate] = useState("");
+  const [deletes, setDeletes] = useState(false);
+  const { original } = draft;
   const simple = (): [string, unknown][] => {
     try {
       return Object.entries(parsedAttributes(attributes));
@@ -662,24 +778,40 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
         ...["--", body],
       ]
     : ["curl", "-X", "POST", `${location.origin}/v1/queues/${encodeURIComponent(queue)}/messages`, "-H", "content-type: application/json", "-d", JSON.stringify(made())];
+  const isMasked = draft.masked && [body, attributes, group].some((each) => each.includes(MASKED));
   const send = async () => {
     try {
       parsedAttributes(attributes);
     } catch {
       throw new Error('The attributes are not JSON. Write {"name": "value"}.');
     }
-    return ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: made() });
+    const sent = (await ask("POST /v1/queues/{queue}/messages", { queue, create: false, body: made() })).messages[0];
+    let said = `Sent as message ${sent?.sequence ?? sent?.id}.`;
+    if (original && deletes)
+      said += await ask("POST /v1/queues/{queue}/messages/delete", { queue: original.queue, body: { sequences: [original.sequence] } }).then(
+        () => " The original is deleted.",
+        (problem: Error) => ` The original is still there: ${problem.message}`,
+      );
+    sentAs?.(sent);
+    return said;
   };
+  const isBroken = /^\s*[[{]/.test(body) && draft.encoding !== "base64" && !isJson(body);
   return (
     <Ask
       title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
-      says={draft.copied ? `The message ${draft.copied} stays as it is. A new one is sent.` : "Every channel of the queue gets it."}
+      says={draft.copied ? `A new message is sent. ${deletes ? "Then the original is deleted." : `The message ${draft.copied} stays as it is.`}` : "Every channel of the queue gets it."}
       button="Send"
-      cli={body.length < ARGUMENT_MAX ? cli : undefined}
+      cli={body.length < ARGUMENT_MAX && !isMasked ? cli : undefined}
+      isWaiting={isMasked}
       act={send}
-      done="Sent."
+      done={String}
       close={close}
     >
+      {isMasked && (
+        <p class="trouble" role="alert">
+          The server hides parts of this message: {MASKED}. Replace every {MASKED} before you send it.
+        </p>
+      )}
       <div class="bar templates">
         <label class="check">
           Template
@@ -707,7 +839,8 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
         <small>Templates are kept in this browser.</small>
       </div>
       <Field label={draft.encoding === "base64" ? "Body, as base64" : "Body"}>
-        <textarea rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} spellcheck={false} />
+        <textarea autofocus rows={8} value={body} onInput={(event) => setBody(event.currentTarget.value)} spellcheck={false} />
+        {isBroken && <small class="bad">The body begins like JSON, but is not. It is sent as it is.</small>}
       </Field>
       <Field label="Attributes" hint='JSON: {"table": 7}'>
         <textarea rows={3} value={attributes} onInput={(event) => setAttributes(event.currentTarget.value)} spellcheck={false} />
@@ -726,6 +859,12 @@ export function Send({ queue, isFifo, draft, close }: { queue: string; isFifo: b
           <input type="number" min="0" step="any" value={delay} onInput={(event) => setDelay(event.currentTarget.value)} />
         </Field>
       </div>
+      {original && (
+        <label class="check">
+          <input type="checkbox" checked={deletes} onChange={() => setDeletes(!deletes)} />
+          then delete the original, message {original.sequence} of {original.queue}, for every channel
+        </label>
+      )}
     </Ask>
   );
 }

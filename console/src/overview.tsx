@@ -1,7 +1,7 @@
 import { useCallback, useState } from "preact/hooks";
 import { ask, may, useStream, type Operations, type QueueRow } from "./api";
 import { LiveCharts } from "./charts";
-import { Ask, Button, Field, Spark, Tiles, Trouble, useLive, useRows, useSamples, Wide } from "./parts";
+import { Ask, Button, Field, Spark, Tiles, Trouble, useAddress, useLive, useRows, useSamples, Wide } from "./parts";
 import { bytes, duration, number, rate, short } from "./text";
 
 const ROWS = 100;
@@ -103,10 +103,13 @@ const COLUMNS: { sort?: Sort; label: string; on?: string }[] = [
 ];
 
 function Queues({ go }: { go: (path: string) => void }) {
-  const [filter, setFilter] = useState("");
-  const [sort, setSort] = useState<Sort>("name");
-  const [descending, setDescending] = useState(false);
-  const [page, setPage] = useState(0);
+  // The list is in the address: Back from a queue finds it as it was.
+  const [shownAs, showAs] = useAddress();
+  const filter = shownAs.get("filter") ?? "";
+  const sort = COLUMNS.find((each) => each.sort && each.sort === shownAs.get("sort"))?.sort ?? "name";
+  const descending = shownAs.has("descending");
+  const page = Math.max(0, Math.floor(Number(shownAs.get("page")) || 1) - 1);
+  const setPage = (next: number) => showAs({ page: next ? String(next + 1) : undefined });
   const [creating, setCreating] = useState(false);
   const listed = useLive("GET /v1/overview/queues", { contains: filter, sort, descending, after: page * ROWS, limit: ROWS }, true);
   const shown = listed.value?.queues ?? [];
@@ -114,9 +117,8 @@ function Queues({ go }: { go: (path: string) => void }) {
   const open = useCallback((index: number) => go(`queues/${encodeURIComponent(shown[index]!.name)}`), [shown]);
   const [at] = useRows(shown.length, open);
   const choose = (column: Sort) => {
-    setDescending(column === sort ? !descending : column !== "name");
-    setSort(column);
-    setPage(0);
+    const isDescending = column === sort ? !descending : column !== "name";
+    showAs({ sort: column === "name" ? undefined : column, descending: isDescending ? "1" : undefined, page: undefined }, true);
   };
   return (
     <section>
@@ -131,7 +133,7 @@ function Queues({ go }: { go: (path: string) => void }) {
           placeholder="Filter by name  ( / )"
           aria-label="Filter queues by name"
           value={filter}
-          onInput={(event) => (setFilter(event.currentTarget.value), setPage(0))}
+          onInput={(event) => showAs({ filter: event.currentTarget.value, page: undefined }, true)}
         />
         {may("admin") && (
           <Button class="main" onClick={() => setCreating(true)} data-key="n">
@@ -173,7 +175,7 @@ function Queues({ go }: { go: (path: string) => void }) {
       {listed.value && total === 0 && (
         <p class="empty">{filter ? "No queue has this in its name." : "There are no queues yet. Create one, or send a message."}</p>
       )}
-      {total > ROWS && (
+      {(total > ROWS || page > 0) && (
         <nav class="pager" aria-label="Pages of queues">
           <Button disabled={page === 0} onClick={() => setPage(page - 1)}>
             Back

@@ -1,5 +1,5 @@
 import type { ComponentChildren, JSX } from "preact";
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { address, askAt, hasToken, Problem, stream, useStream, type Answered, type Key, type Operations, type Sample } from "./api";
@@ -37,6 +37,7 @@ export function useLoaded<T>(
   }, on);
   useEffect(() => {
     if (!keeps) setValue(undefined);
+    setError(undefined);
     void again();
     const end = follow?.(told);
     return () => {
@@ -77,15 +78,24 @@ export function Cli({ words }: { words: string[] }) {
         ? shell(...words)
         : shell(...withUrl(words));
   const [copied, setCopied] = useState(false);
-  const copy = () =>
-    void navigator.clipboard?.writeText(text).then(() => {
-      setCopied(true);
-      setTimeout(() => setCopied(false), 1500);
-    });
+  const code = useRef<HTMLElement>(null);
+  const copy = async () => {
+    // Pages of other hosts over plain HTTP have no clipboard: the browser's old command copies what is selected.
+    let isCopied = true;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      getSelection()?.selectAllChildren(code.current!);
+      isCopied = document.execCommand("copy");
+    }
+    if (!isCopied) return say("The command is selected. Press Ctrl C.");
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
   return (
     <div class="cli" title={hasToken() ? "Set PENSTOCK_TOKEN to your token, or to USER:PASSWORD." : undefined}>
-      <code>{text}</code>
-      <button type="button" class="quiet" onClick={copy} aria-label="Copy the command">
+      <code ref={code}>{text}</code>
+      <button type="button" class="quiet" onClick={() => void copy()} aria-label="Copy the command">
         {copied ? "Copied" : "Copy"}
       </button>
     </div>
@@ -106,8 +116,9 @@ interface Asking {
   destroys?: boolean;
   act: () => Promise<unknown>;
   /** What is said when it is done. */
-  done?: string;
-  close: () => void;
+  done?: string | ((answer: unknown) => string);
+  /** `isDone`: something was changed. Who cancels keeps what was selected. */
+  close: (isDone?: boolean) => void;
 }
 /** A dialogue that says what will happen, shows the command, and asks for the name where it destroys. */
 export function Ask({ title, says, name, button, cli, children, isWaiting, destroys, act, done, close }: Asking) {
@@ -126,16 +137,16 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
     if (isOff) return;
     setBusy(true);
     try {
-      await act();
-      if (done) say(done);
-      close();
+      const answer = await act();
+      if (done) say(typeof done === "string" ? done : done(answer));
+      close(true);
     } catch (problem) {
       setError(problem as Error);
       setBusy(false);
     }
   };
   return (
-    <dialog ref={dialog} onClose={close} aria-labelledby="ask-title">
+    <dialog ref={dialog} onClose={() => close()} aria-labelledby="ask-title">
       <form onSubmit={submit}>
         <h2 id="ask-title">{title}</h2>
         <div class="says">{says}</div>
@@ -149,7 +160,7 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
         <Trouble error={error} />
         {cli && <Cli words={cli} />}
         <div class="buttons">
-          <button type="button" onClick={close}>
+          <button type="button" onClick={() => close()}>
             Cancel
           </button>
           <button
@@ -429,6 +440,26 @@ export function useRows(count: number, open: (index: number) => void, select?: (
   }, []);
   useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
   return [at, setAt];
+}
+
+/** What the address says after `?`: a link to it can be shared, and Back goes to the one before. What is empty is left out. */
+export function useAddress(): [URLSearchParams, (next: Record<string, string | undefined>, replaces?: boolean) => void] {
+  const read = () => location.hash.split("?")[1] ?? "";
+  const [text, setText] = useState(read);
+  useEffect(() => {
+    const moved = () => setText(read());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  const set = useCallback((next: Record<string, string | undefined>, replaces = false) => {
+    const query = new URLSearchParams(read());
+    for (const [name, value] of Object.entries(next)) value ? query.set(name, value) : query.delete(name);
+    const hash = (location.hash.split("?")[0] || "#/") + (query.size ? `?${query}` : "");
+    if (replaces) history.replaceState(null, "", hash);
+    else location.hash = hash;
+    setText(read());
+  }, []);
+  return [useMemo(() => new URLSearchParams(text), [text]), set];
 }
 
 export const isTyping = (event: KeyboardEvent): boolean => {

@@ -41,7 +41,7 @@ test("JSON is indented as it was sent: no number, name or text of it changes", (
     '  "amount": 150.0,',
     '  "a": 1,',
     '  "a": 2,',
-    '  "t": "\\u00e9 {[,:]} \\"x\\\\",',
+    '  "t": "é {[,:]} \\"x\\\\",',
     '  "e": [],',
     '  "o": {},',
     '  "l": [',
@@ -55,4 +55,15 @@ test("JSON is indented as it was sent: no number, name or text of it changes", (
   ]);
   expect(prettyJson("[".repeat(9000) + "]".repeat(9000))).toBeNull();
   expect(prettyJson(JSON.stringify(["x\\".repeat(100_000)]))).toContain("x\\\\x");
+});
+
+test("escapes are shown as the characters that they stand for, unless these cannot be seen or would end the text", () => {
+  const sent = String.raw`["\u674e\u5c0F", "\uD83C\uDF70\u003cb\u003e", "\u0022\u005c\u0000\u200b\u202e\ud800", "\\u00e9\\\u00e9", "e\u0301"]`;
+  expect(prettyJson(sent)!.split("\n").slice(1, -1)).toEqual([
+    '  "李小",',
+    '  "🍰<b>",',
+    String.raw`  "\u0022\u005c\u0000\u200b\u202e\ud800",`,
+    String.raw`  "\\u00e9\\é",`,
+    '  "e\u0301"',
+  ]);
 });

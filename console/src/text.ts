@@ -90,17 +90,29 @@ export function parsedAttributes(text: string): Record<string, unknown> {
   return (parsedJson(`{"attributes":${given}}`) as { attributes: Record<string, unknown> }).attributes;
 }
 
+const ESCAPES = /(?<!\\)((?:\\\\)*)((?:\\u[0-9A-Fa-f]{4})+)/g;
+/** The characters that JSON's escapes stand for, where they can be read: to be shown, not to be sent again. */
+export const readable = (token: string): string =>
+  token.replace(ESCAPES, (_, before: string, escapes: string) => before + escapes.replace(/\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u..../g, (each) => {
+    const character = JSON.parse(`"${each}"`) as string;
+    return /^[\p{L}\p{M}\p{N}\p{P}\p{S}]$/u.test(character) && !/["\\]/.test(character) ? character : each;
+  }));
+
+export const isJson = (text: string): boolean => {
+  try {
+    return (JSON.parse(text), true);
+  } catch {
+    return false;
+  }
+};
+
 const JSON_TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|\[\s*\]|\{\s*\}|[[\]{},:]|[^\s"[\]{},:]+/g;
 const DEPTH_MAX = 100;
-/** JSON, indented, each of its tokens as it was sent; null when the text is none, or too deep to be read. */
+/** JSON, indented, each of its tokens as it was sent, but for escapes of readable characters; null when the text is none, or too deep to be read. */
 export function prettyJson(text: string): string | null {
   const start = text.trimStart()[0];
   if (start !== "{" && start !== "[") return null;
-  try {
-    JSON.parse(text); // what it gives has lost digits and repeated names
-  } catch {
-    return null;
-  }
+  if (!isJson(text)) return null; // what it gives has lost digits and repeated names
   const shown: string[] = [];
   let line = "\n";
   for (const [token] of text.matchAll(JSON_TOKEN)) {
@@ -108,7 +120,7 @@ export function prettyJson(text: string): string | null {
     else if (token === "]" || token === "}") shown.push((line = line.slice(0, -2)), token);
     else if (token === ",") shown.push(token, line);
     else if (token === ":") shown.push(": ");
-    else shown.push(/^[[{]/.test(token) ? token[0]! + token.at(-1)! : token);
+    else shown.push(/^[[{]/.test(token) ? token[0]! + token.at(-1)! : token[0] === '"' ? readable(token) : token);
     if (line.length > 2 * DEPTH_MAX) return null;
   }
   return shown.join("");

@@ -400,6 +400,193 @@ def test_one_message_or_a_selection_is_released_rescheduled_and_deleted(browser:
         assert (counts["ready"], counts["delayed"]) == (0, 0)
 
 
+def test_a_dialogue_that_is_cancelled_keeps_the_selection(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value("document.querySelector('.messages thead input').click()")
+        for end in (
+            "[...document.querySelectorAll('dialog button')].find((each) => each.innerText === 'Cancel').click()",
+            "document.querySelector('dialog').close()",
+        ):
+            press(page, "Delete…", ".picked")
+            page.until("!!document.querySelector('dialog')")
+            page.value(end)
+            no_dialogue(page)
+            shows(page, "6 selected")
+
+
+def test_a_masked_message_is_not_sent_again_with_its_mask(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve("[console]\nmask = ['[0-9]{4}']")
+    with server.client() as client:
+        client.post("/v1/queues/cards/messages", json={"body": '{"card": "4711"}', "attributes": {"pin": "1234"}})
+    with browser.open(f"{server.url}/#/queues/cards/messages") as page:
+        page.until(f"{MESSAGES} === 1")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        press(page, "Edit and send again…")
+        shows(page, "The server hides parts of this message")
+        assert offers(page, "CSV") and not offers(page, "Arrow")  # a server with masks refuses it
+        labelled(page, "Body", '{"card": "0815"}')
+        page.until("!!document.querySelector('dialog .trouble')")  # an attribute is hidden, too
+        assert page.value("document.querySelector('dialog [type=submit]').disabled")
+        labelled(page, "Attributes", '{"pin": "7"}')
+        press(page, "Send", "dialog")
+        no_dialogue(page)
+        page.until(f"{MESSAGES} === 2")
+        sent = asked(server, "/v1/queues/cards/messages")["messages"]
+        assert [each["attributes"] for each in sent] == [{"pin": "•••"}, {"pin": "7"}]
+
+
+def test_on_a_phone_a_message_opens_in_view_and_esc_closes_it(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * 60)
+    with browser.open(f"{server.url}/#/queues/orders/messages", width=360) as page:
+        page.until(f"{MESSAGES} === 50")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("!!document.querySelector('.life li')")
+        top, bottom = page.value(
+            "(({top, bottom}) => [top, bottom])(document.querySelector('.one').getBoundingClientRect())"
+        )
+        assert 0 < top < bottom <= 900
+        key(page, "Escape")
+        page.until("!document.querySelector('.one')")
+
+
+def test_a_command_is_copied_or_selected_where_there_is_no_clipboard(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        page.value("document.execCommand = (command) => (window.copied = getSelection().toString(), true)")
+        press(page, "Copy")
+        page.until("!!window.copied")
+        assert page.value("window.copied") == f"penstock peek orders --channel main --max 50 --url {server.url}"
+        shows(page, "Copied")
+        page.value("document.execCommand = () => false")
+        press(page, "Copied")
+        shows(page, "The command is selected. Press Ctrl C.")
+
+
+def test_a_search_at_work_says_so_and_the_old_list_cannot_be_used(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        page.value(
+            "{ const call = fetch; window.fetch = (path, ...rest) => path.includes('text=') ? new Promise((go) => "
+            "window.go = go).then(() => call(path, ...rest)) : call(path, ...rest); }"
+        )
+        write(page, ".search", '"order": 3')
+        press(page, "Search")
+        shows(page, "Searching…")
+        assert page.value("document.querySelector('.messages').inert")
+        page.value("window.go()")
+        shows(page, "1 found among ")
+        page.until(f"{MESSAGES} === 1 && !document.querySelector('.messages').inert")
+
+
+def test_messages_have_addresses_and_back_leads_to_the_one_before(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json=[{"body": f'{{"kind": "a", "n": {n}}}'} for n in range(60)])
+    opened = "document.querySelector('.one h2')?.innerText"
+    with browser.open(f"{server.url}/#/queues/orders/messages?state=ready") as page:
+        page.until(f"{MESSAGES} === 50")
+        write(page, ".filters select", "path")
+        write(page, ".search", "$.kind")
+        write(page, ".filters .value", "a")
+        press(page, "Search")
+        shows(page, "50 found among")
+        press(page, "Next", ".pager")
+        page.until(f"{MESSAGES} === 10")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until(f"{opened} === 'Message 56'")
+        link = page.value("location.href")
+        page.value("history.back()")
+        page.until(f"!document.querySelector('.one') && {MESSAGES} === 10")
+        page.value("history.back()")
+        page.until(f"{MESSAGES} === 50")
+        shows(page, "50 found among")
+        page.value("history.back()")
+        page.until(
+            "!document.body.innerText.includes('50 found among') && document.querySelector('.search').value === ''"
+        )
+        assert page.value("document.querySelector('.choice [aria-pressed=true]').innerText") == "Ready"
+    with browser.open(link) as page:
+        page.until(f"{opened} === 'Message 56' && {MESSAGES} === 10")
+        assert page.value("document.querySelector('.filters .value').value") == "a"
+        assert page.complaints == []
+
+
+def test_a_link_to_a_message_finds_it_outside_of_the_list(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        (got,) = receive(client, "orders", max=1)
+        done(client.post("/v1/queues/orders/ack", json={"receipt": got["receipt"]}))
+    with browser.open(f"{server.url}/#/queues/orders/messages?message=0") as page:
+        shows(page, "Message 0")
+        page.until("!!document.querySelector('.life li')")
+        assert page.value("document.querySelector('.one .tag').innerText") == "done"
+        page.value("location.hash = '#/queues/orders/messages?message=999'")
+        shows(page, "The queue has no message 999 any more, or never had it.")
+
+
+def test_the_list_of_queues_is_as_it_was_on_the_way_back(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        for number in range(105):
+            client.post("/v1/queues", json={"name": f"q{number:03}"})
+    names = "[...document.querySelectorAll('.queues tbody td.name')].map((each) => each.innerText).join()"
+    with browser.open(server.url) as page:
+        page.until(f"{names}.startsWith('mail,mail.dead,orders,q000')")
+        write(page, ".search", "q")
+        press(page, "name ↑", ".queues")
+        press(page, "Next", ".pager")
+        page.until(f"{names} === 'q004,q003,q002,q001,q000'")
+        press(page, "q003")
+        page.until("location.hash === '#/queues/q003' && !document.querySelector('.queues')")
+        page.value("history.back()")
+        page.until(f"{names} === 'q004,q003,q002,q001,q000'")
+        assert page.value("document.querySelector('.search').value") == "q"
+        assert page.complaints == []
+
+
+def test_escaped_characters_are_found_and_shown_but_sent_again_as_they_were(browser: Browser, server: Server) -> None:
+    body = json.dumps({"name": "Renée 李小龍"})
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json={"body": body})
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 7")
+        write(page, ".search", "李小龍")
+        press(page, "Search")
+        page.until(f"{MESSAGES} === 1")
+        assert reads(page, ".messages td.start") == ['{"name": "Renée 李小龍"}']
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("document.querySelector('pre.body')?.innerText.includes('Renée 李小龍')")
+        press(page, "Text", ".one")
+        page.until(f"document.querySelector('pre.body').innerText === {json.dumps(body)}")
+        press(page, "Edit and send again…")
+        page.until("!!document.querySelector('dialog')")
+        assert page.value("document.querySelector('dialog textarea').value") == body
+
+
+def test_a_changed_copy_can_replace_the_original(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages?message=2") as page:
+        press(page, "Edit and send again…")
+        page.until("document.activeElement.tagName === 'TEXTAREA'")
+        labelled(page, "Body", '{"order": ')
+        shows(page, "The body begins like JSON, but is not.")
+        labelled(page, "Body", '{"order": 22}')
+        page.until("!document.body.innerText.includes('The body begins like JSON')")
+        page.value("document.querySelector('dialog input[type=checkbox]').click()")
+        shows(page, "Then the original is deleted.")
+        press(page, "Send", "dialog")
+        shows(page, "Sent as message 6. The original is deleted.")
+        page.until("document.querySelector('.one h2')?.innerText === 'Message 6'")
+        page.until("document.querySelector('pre.body').innerText.includes('22')")
+        assert [each["sequence"] for each in asked(server, "/v1/queues/orders/messages")["messages"]] == [
+            0,
+            1,
+            3,
+            4,
+            5,
+            6,
+        ]
+
+
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         press(page, "no such address")
@@ -456,6 +643,33 @@ def test_messages_are_downloaded_as_csv_json_and_arrow(browser: Browser, server:
             page.until(f"window.saved.length === {count}")
             assert page.value(f"window.saved[{count - 1}].text()").startswith(begins), button
         assert page.complaints == []
+
+
+def test_a_download_has_every_message_that_matches_or_says_that_it_has_not(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        for _ in range(11):
+            client.post("/v1/queues/many/messages", json=[{"body": 'a,"b"\nc'}] * 1_000)
+        client.post("/v1/queues/many/messages", json=[{"body": "needle"}] * 60)
+    with browser.open(f"{server.url}/#/queues/many/messages?what=needle") as page:
+        page.until(f"{MESSAGES} === 50")
+        page.value(
+            "window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return 'data:,' };"
+            "HTMLAnchorElement.prototype.click = function () { if (!this.download) this.dispatchEvent("
+            "new MouseEvent('click', {bubbles: true})) }"
+        )
+        for count, (button, lines) in enumerate({"CSV": 61, "JSON": 60}.items(), 1):
+            press(page, button, ".pager")
+            page.until(f"window.saved.length === {count}")
+            assert page.value(f"window.saved[{count - 1}].text()").count("\n") == lines
+            shows(page, "All 60 messages are saved.")
+        press(page, "Clear", ".filters")
+        shows(page, "Download all that are in these states, 10K at most")
+        press(page, "CSV", ".pager")
+        page.until("window.saved.length === 3")
+        shows(page, "The first 10,000 messages are saved. The rest is not.")
+        assert page.value("window.saved[2].text()").count("sequence") == 1
+        press(page, "Arrow", ".pager")
+        shows(page, "The first messages of the queue are saved. The rest is not.")
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------

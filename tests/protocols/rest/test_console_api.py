@@ -519,6 +519,16 @@ def test_messages_are_found_by_text_path_attribute_id_and_time(http: httpx.Clien
         refused(http.get(f"/v1/queues/{name}/search", params=wrong), 400, "invalid_request")
 
 
+@pytest.mark.parametrize("text", ["李小龍", "Renée", "é", "🍰 cake", "a<b & c's"])
+def test_a_text_is_found_as_it_is_and_as_json_escapes_it(http: httpx.Client, name: str, text: str) -> None:
+    bodies = [json.dumps({"name": text}, ensure_ascii=False), json.dumps({"name": text}), f"{text}!"]
+    bodies.append("".join(f"\\u{ord(each):04X}" if each in "<>&'é" else each for each in text))
+    sent = [send(http, name, body)[0] for body in [*bodies, "Renee", "a b c"]]
+    assert _search(http, name, text=text) == bodies
+    assert _search(http, name, text=text, id=sent[1]["id"]) == [bodies[1]]
+    assert _search(http, name, text=text, id=sent[-1]["id"]) == []
+
+
 def test_a_search_does_so_much_work_and_says_where_to_go_on(http: httpx.Client, name: str) -> None:
     for _ in range(12):
         send(http, name, *["x" * 10] * 4_000)

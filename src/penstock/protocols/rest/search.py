@@ -41,9 +41,28 @@ _TURN_S = 0.02
 """How long it keeps others from their turn, give or take a message."""
 _STEPS_MAX = 100
 _NUMBER_LENGTH_MAX = 9
+_ESCAPED = re.compile(r"[^\x00-\x7f]|[<>&'+]")
+"""What some writers of JSON escape: all but ASCII, or what HTML would read."""
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\*)\]")
 
 Fits = Callable[[Seen], bool]
+
+
+def json_forms(text: str) -> tuple[bytes | None, re.Pattern[bytes]]:
+    r"""A pattern for a text as it is, and as JSON escapes it; and its longest part that is the same in both.
+
+    >>> part, pattern = json_forms("Ren\u00e9e")
+    >>> part, [bool(pattern.search(body)) for body in (b"Ren\xc3\xa9e", rb"Ren\u00e9e", rb"Ren\u00E9e", b"Renee")]
+    (b'Ren', [True, True, True, False])
+    """
+    forms = []
+    for character in text:
+        form = re.escape(character.encode())
+        if _ESCAPED.match(character):
+            units = re.findall("....", character.encode("utf-16-be").hex())
+            form = b"(?:%s|%s)" % (form, b"".join(rb"\\u(?i:%s)" % unit.encode() for unit in units))
+        forms.append(form)
+    return max(_ESCAPED.split(text), key=len).encode() or None, re.compile(b"".join(forms))
 
 
 def parse_path(text: str) -> list[str | int | None]:
@@ -159,7 +178,7 @@ class Searching(Resource):
 
     async def _search(self, queue: str, query: SearchQuery) -> tuple[list[Seen], int, int | None]:
         fits, states = _filter(query), _states(query)
-        contains = None if query.text is None else decode_text(query.text, query.encoding, "text")
+        contains = _contained(query)
         after, until_s = query.after, time.monotonic() + _SEARCH_S
         found: list[Seen] = []
         looked_at, size = 0, 0
@@ -209,6 +228,19 @@ class Searching(Resource):
                 return found, looked_at, after
 
 
+def _contained(query: SearchQuery) -> bytes | None:
+    """What every body that fits contains as it is: this the core looks for."""
+    if query.text is None:
+        return None
+    text = decode_text(query.text, query.encoding, "text")
+    return json_forms(query.text)[0] if _is_escaped(query) else text
+
+
+def _is_escaped(query: SearchQuery) -> bool:
+    """Whether bodies in JSON may have the text in another form."""
+    return query.text is not None and query.encoding == "text" and _ESCAPED.search(query.text) is not None
+
+
 def _states(query: SearchQuery) -> tuple[State, ...]:
     return tuple(State[name.upper()] for name in query.states)
 
@@ -244,7 +276,10 @@ def _filter(query: SearchQuery) -> Fits:
         checks.append(has_value)
     elif query.value is not None:
         raise invalid("value needs path, where it is")
-    if query.id is not None and query.text is not None:
+    if query.text is not None and _is_escaped(query):
+        pattern = json_forms(query.text)[1]
+        checks.append(lambda one: pattern.search(one.chunk.body(one.index)) is not None)
+    elif query.id is not None and query.text is not None:
         text = decode_text(query.text, query.encoding, "text")
         checks.append(lambda one: text in one.chunk.body(one.index))
     return lambda one: all(check(one) for check in checks)

@@ -377,7 +377,7 @@ class SearchQuery(Shape):
     """Which messages. A message must match everything that is given."""
 
     text: Annotated[str, Meta(max_length=4096)] | None = None
-    """The body contains this."""
+    """The body contains this, as it is or with the escapes of JSON: `é` also finds `\\u00e9`."""
     encoding: Encoding = "text"
     """The encoding of `text`."""
     path: Annotated[str, Meta(max_length=1024)] | None = None
