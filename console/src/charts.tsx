@@ -21,7 +21,9 @@ export function LiveCharts({ queue }: { queue?: string }) {
   return (
     <section class="plain" aria-label="Charts">
       <header class="bar">
-        <h2>Activity</h2>
+        <h2>
+          Activity <small>times in UTC</small>
+        </h2>
         <span class="grow" />
         <Choice label="Time" all={RANGES} now={range} set={setRange} />
       </header>

@@ -40,7 +40,8 @@ interface Search {
   until: string;
 }
 const EMPTY: Search = { kind: "text", what: "", value: "", since: "", until: "" };
-const time = (text: string): number | undefined => (text ? new Date(text).getTime() / 1000 : undefined);
+/** The fields for a time take UTC, which is what the page shows everywhere. */
+const time = (text: string): number | undefined => (text ? new Date(`${text}Z`).getTime() / 1000 : undefined);
 
 /** What is looked for, as the server's search takes it. */
 function asked(queue: string, search: Search, view: View): Omit<Searching, "after" | "limit"> {
@@ -173,11 +174,11 @@ export function Messages({ name }: { name: string }) {
           />
         )}
         <label class="check">
-          since
+          since (UTC)
           <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
         </label>
         <label class="check">
-          until
+          until (UTC)
           <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
         </label>
         <button type="submit">Search</button>

@@ -615,6 +615,33 @@ def test_the_page_goes_on_when_the_server_is_back(browser: Browser, serve: Calla
         shows(page, "Live")
 
 
+def test_all_times_are_in_utc_wherever_the_browser_is(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.be_in("America/New_York")
+        page.until(f"{MESSAGES} === 6")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("!!document.querySelector('.life time')")
+        sent = reads(page, ".life time")[0]
+        assert sent.endswith(" UTC")
+        copied = sent.removesuffix(" UTC")[:19].replace(" ", "T")
+        for field, found in ((0, 6), (1, 0)):  # everything was sent since then, and nothing before
+            write(page, f".filters label:nth-of-type({field + 1}) input", copied)
+            press(page, "Search")
+            page.until(f"{MESSAGES} === {found}")
+        assert [each.strip() for each in reads(page, ".filters label")] == ["since (UTC)", "until (UTC)"]
+        page.value(
+            "window.drawn = []; CanvasRenderingContext2D.prototype.fillText ="
+            " ((real) => function (text, ...all) { window.drawn.push(text); return real.call(this, text, ...all) })"
+            "(CanvasRenderingContext2D.prototype.fillText); location.hash = '#/'"
+        )
+        shows(page, "times in UTC")
+        clock = "/^[0-9][0-9]:[0-9][0-9]/"
+        page.until(f"window.drawn.some((each) => {clock}.test(each))")
+        hours = {text[:2] for text in page.value(f"window.drawn.filter((each) => {clock}.test(each))")}
+        near = {time.strftime("%H", time.gmtime(time.time() + minutes * 60)) for minutes in (-60, -5, 0, 5)}
+        assert hours <= near, hours
+
+
 def test_the_focus_goes_back_where_it_was_after_a_dialogue(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/orders") as page:
         shows(page, "indexer")
