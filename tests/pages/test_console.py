@@ -604,15 +604,54 @@ def test_every_change_is_on_record(browser: Browser, server: Server) -> None:
 def test_the_page_goes_on_when_the_server_is_back(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     with browser.open(server.url) as page:
-        shows(page, "Live")
+        page.until("!!document.querySelector('.state .on')")
         page.value(
             "window.fetch = ((real) => (...all) => window.isCut ? Promise.reject(new TypeError('cut')) : real(...all))"
             "(window.fetch);"
             "window.isCut = true; document.dispatchEvent(new Event('visibilitychange'))"
         )
-        shows(page, "Waiting for the server")
+        shows(page, "The server does not answer. What you see is from ")
         page.value("window.isCut = false")
-        shows(page, "Live")
+        page.until("!document.querySelector('.not-live') && !!document.querySelector('.state .on')")
+
+
+CUT = (
+    "window.fetch = ((real) => (path, given) => window.isCut && !String(path).includes(window.isCut) ?"
+    " Promise.reject(new TypeError('cut')) : window.isMute && String(path).includes('/v1/live') ?"
+    " new Promise((_, no) => given.signal.addEventListener('abort', () => no(given.signal.reason)))"
+    " : real(path, given))(window.fetch);"
+)
+AGAIN = "document.dispatchEvent(new Event('visibilitychange'));"
+
+
+def test_a_server_that_does_not_answer_is_seen_on_a_phone(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders", width=360) as page:
+        shows(page, "Sent ever")
+        page.value(f"{CUT} window.isMute = true; {AGAIN}")
+        page.until("!!document.querySelector('.not-live')")
+        page.value("scrollTo(0, 900)")
+        banner = "document.querySelector('.not-live').getBoundingClientRect()"
+        page.until(f"{banner}.top >= 0 && {banner}.bottom < innerHeight && {banner}.right <= 360")
+        assert page.value(f"document.elementFromPoint(180, {banner}.bottom - 9).closest('.not-live') !== null")
+        page.value("window.isMute = false")
+        page.until("!document.querySelector('.not-live')")
+
+
+def test_a_change_without_an_answer_says_that_it_is_not_repeated(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders") as page:
+        shows(page, "Sent ever")
+        press(page, "Purge…")
+        labelled(page, "Type", "orders")
+        page.value(f"{CUT} window.isCut = '/v1/live';")
+        press(page, "Delete the messages", "dialog")
+        shows(page, "It is not known whether this was done. The page does not repeat it: look before you do.")
+        page.value("window.isCut = ''")
+        press(page, "Cancel", "dialog")
+        no_dialogue(page)
+        assert asked(server, "/v1/queues/orders")["stats"]["messages"] == 6
+        page.value("window.isCut = '/v1/live'; location.hash = '#/queues/mail/dead'")
+        shows(page, "The server does not answer.")
+        assert not page.value("document.body.innerText.includes('It is not known')")
 
 
 def test_all_times_are_in_utc_wherever_the_browser_is(browser: Browser, server: Server) -> None:
