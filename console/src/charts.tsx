@@ -1,5 +1,5 @@
 import { useMemo, useState } from "preact/hooks";
-import type { QueueHistory } from "./api";
+import { mayAll, type QueueHistory } from "./api";
 import { Chart, Choice, Trouble, useLive, useSamples } from "./parts";
 import { duration } from "./text";
 
@@ -17,7 +17,8 @@ const UNFILLED_MAX = 2;
 
 /** Rates and depths of the server, or of a queue: since the page was opened, or as the server has kept them. */
 export function LiveCharts({ queue }: { queue?: string }) {
-  const [range, setRange] = useState<Range>("hour");
+  const isKept = queue !== undefined || mayAll("read");
+  const [range, setRange] = useState<Range>(isKept ? "hour" : "live");
   return (
     <section class="plain" aria-label="Charts">
       <header class="bar">
@@ -25,8 +26,9 @@ export function LiveCharts({ queue }: { queue?: string }) {
           Activity <small>times in UTC</small>
         </h2>
         <span class="grow" />
-        <Choice label="Time" all={RANGES} now={range} set={setRange} />
+        {isKept && <Choice label="Time" all={RANGES} now={range} set={setRange} />}
       </header>
+      {!isKept && <p class="note">Since you opened the page. To see the history of the whole server, you need the right to read all queues.</p>}
       {range === "live" ? <Now queue={queue} /> : <Kept key={range} queue={queue} range={range} />}
     </section>
   );

@@ -42,7 +42,7 @@ const PLACES: Place[] = [
   { path: "spark", key: "p", label: "Spark", icon: "M13 2 4 14h7l-1 8 9-12h-7z" },
   { path: "cluster", key: "c", label: "Cluster", icon: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.5M8 17h.5" },
   { path: "lookup", key: "l", label: "Lookup", icon: "M11 18a7 7 0 1 0 0-14 7 7 0 0 0 0 14zM16 16l5 5" },
-  { path: "audit", key: "a", label: "Audit", icon: "M6 3h9l4 4v14H6zM9 12h7M9 16h7", isFor: () => may("admin") || !!who()?.read_only },
+  { path: "audit", key: "a", label: "Audit", icon: "M6 3h9l4 4v14H6zM9 12h7M9 16h7", isFor: () => !!who()?.audit },
 ];
 const KEYS: [string, string][] = [
   ["Ctrl K", "go to a queue or a page, by its name"],
@@ -134,6 +134,7 @@ function App() {
     setMe(undefined);
     setKnown(false);
     setRefused(true);
+    go(""); // who comes next begins at the beginning
   };
   return (
     <div class="frame">
@@ -354,11 +355,15 @@ function Login({ done }: { done: () => void }) {
   const [user, setUser] = useState("");
   const [secret, setSecret] = useState("");
   const [error, setError] = useState<Error>();
+  useEffect(() => document.querySelector<HTMLInputElement>(".login input")?.focus(), [how]);
   const submit = async (event: Event) => {
     event.preventDefault();
+    const before = who()?.name;
     setToken(how === "token" ? secret : `${user}:${secret}`);
     try {
-      setMe(await ask("GET /v1/me"));
+      const now = await ask("GET /v1/me");
+      setMe(now);
+      if (before !== undefined && before !== now.name) go("");
       done();
     } catch (problem) {
       forgetToken();
