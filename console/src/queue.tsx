@@ -79,6 +79,8 @@ const TABS = [
 /** The name of a queue, what can be done with it, and its parts. */
 export function QueueHeader({ name, at, children }: { name: string; at: (typeof TABS)[number][0]; children?: ComponentChildren }) {
   const path = `#/queues/${encodeURIComponent(name)}`;
+  const row = useStream()?.queue;
+  const dead = row?.name === name ? row.dead_letters : 0;
   return (
     <header class="queue-header">
       <div class="bar">
@@ -92,7 +94,8 @@ export function QueueHeader({ name, at, children }: { name: string; at: (typeof 
       <nav class="tabs" aria-label="Parts of the queue">
         {TABS.map(([key, rest, label]) => (
           <a key={key} href={path + rest} aria-current={key === at ? "page" : undefined}>
-            {label}
+            {label}{" "}
+            {key === "dead" && dead > 0 && <span class="tag bad">{number(dead)}</span>}
           </a>
         ))}
       </nav>

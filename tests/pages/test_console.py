@@ -490,8 +490,8 @@ def test_a_group_of_very_many_is_not_said_to_be_smaller(
         shows(page, "4 moved")
         page.until(f"{COUNTS} === '2'")
         page.value("document.querySelector('.group .link').click()")
-        page.until("document.querySelectorAll('.letters input').length === 2")
-        page.value("document.querySelectorAll('.letters input')[1].click()")
+        page.until("document.querySelectorAll('.letters tbody input').length === 2")
+        page.value("document.querySelectorAll('.letters tbody input')[1].click()")
         press(page, "Redrive the selection…")
         shows(page, "1 message goes back: the selected messages")
         press(page, "Redrive 1", "dialog")
@@ -502,11 +502,16 @@ def test_a_selection_of_dead_letters_is_deleted_and_a_group_too(browser: Browser
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         page.until(f"{COUNTS} === '4,2'")
         page.value("document.querySelector('.group .link').click()")
-        page.until("document.querySelectorAll('.letters input').length === 4")
-        page.value("document.querySelectorAll('.letters input')[1].click()")
-        page.value("document.querySelectorAll('.letters input')[2].click()")
+        page.until("document.querySelectorAll('.letters tbody input').length === 4")
+        page.value("document.querySelectorAll('.letters tbody input')[1].click()")
+        page.value("document.querySelectorAll('.letters tbody input')[2].click()")
         press(page, "Delete the selection…")
         shows(page, "2 messages are deleted: the selected messages")
+        assert page.value("document.querySelector('dialog .danger').disabled")
+        press(page, "Cancel", "dialog")
+        shows(page, "2 selected")
+        press(page, "Delete the selection…")
+        labelled(page, "Type", "mail.dead")
         press(page, "Delete 2", "dialog")
         shows(page, "2 deleted")
         page.until(f"{COUNTS} === '2,2'")
@@ -515,6 +520,58 @@ def test_a_selection_of_dead_letters_is_deleted_and_a_group_too(browser: Browser
         press(page, "Delete 2", "dialog")
         page.until(f"{COUNTS} === '2'")
         assert len(asked(server, "/v1/queues/mail/dead-letters")["messages"]) == 2
+
+
+def dies(server: Server, *bodies: str, error: str = "timeout after 7 s") -> None:
+    """Messages of `mail` fail, and are dead letters then."""
+    with server.client() as http:
+        send(http, "mail", *bodies)
+        for got in receive(http, "mail", max=len(bodies)):
+            done(http.post("/v1/queues/mail/release", json={"receipt": got["receipt"], "error": error}))
+
+
+def test_dead_letters_of_a_group_can_be_told_apart_and_be_selected_together(browser: Browser, server: Server) -> None:
+    rows = "document.querySelectorAll('.letters tbody tr').length"
+    with browser.open(f"{server.url}/#/queues/mail/dead") as page:
+        press(page, "timeout after # s")
+        page.until(f"{rows} === 4")
+        shown = reads(page, ".letters tbody tr")
+        assert ["letter 0" in shown[0], "letter 3" in shown[3], "timeout after 3 s" in shown[3]] == [True] * 3
+        failed = asked(server, "/v1/queues/mail/dead-letters")["messages"][0]["failures"][-1]["failed_at"]
+        assert time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(failed)) in shown[0]
+        page.value("document.querySelector('.letters thead input').click()")
+        shows(page, "4 selected")
+        page.value("document.querySelector('.letters thead input').click()")
+        page.until("!document.querySelector('.picked')")
+        dies(server, "the newest letter")
+        shows(page, "Refresh: there are changes")
+        press(page, "Refresh: there are changes")
+        page.until(f"{COUNTS} === '5,2' && {rows} === 5")
+        shows(page, "the newest letter")
+        assert offers(page, "Refresh")
+        page.value("document.querySelector('.letters .link').click()")
+        page.until("!!document.querySelector('.life')")
+        edges = (
+            "[...new Set([...document.querySelectorAll('.does')].map((each) => each.getBoundingClientRect().right))]"
+        )
+        assert page.value(f"{edges}.length") == 1
+
+
+def test_a_redrive_by_somebody_else_is_seen(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/mail/dead") as page, server.client() as http:
+        page.until(f"{COUNTS} === '4,2'")
+        page.until("document.querySelector('.tabs .tag')?.innerText === '6'")
+        assert http.post("/v1/redrives", json={"queue": "mail.dead", "group": "no such address"}).is_success
+        page.until(f"{COUNTS} === '4'")
+
+
+def test_a_dead_letter_queue_says_whose_it_is(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/mail.dead/dead") as page:
+        shows(page, "It is the dead-letter queue of mail: its own messages are shown there, in groups.")
+        press(page, "mail", "main .empty")
+        page.until("location.hash === '#/queues/mail/dead'")
+        page.until(f"{COUNTS} === '4,2'")
+        assert page.complaints == []
 
 
 def test_a_redrive_can_be_slow_and_be_stopped(browser: Browser, server: Server) -> None:
