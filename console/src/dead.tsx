@@ -3,7 +3,7 @@ import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMess
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
 import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
-import { duration, errorGroup, moment, number } from "./text";
+import { counted, duration, errorGroup, moment, number } from "./text";
 
 const CALLS_MAX = 50;
 const SHOWN_MAX = 100;
@@ -140,7 +140,7 @@ export function DeadLetters({ name }: { name: string }) {
       )}
       {total > 0 && (
         <p class="note">
-          {number(total)} dead letters in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
+          {counted(total, "dead letter")} in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
           {!dead.value?.isWhole && ` Only the oldest ${number(dead.value?.lookedAt ?? 0)} are counted.`}
         </p>
       )}

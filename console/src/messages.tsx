@@ -2,7 +2,7 @@ import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { address, ask, fetched, may, type FoundMessages, type NewMessage, type Operations, type SeenMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, Trouble, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
+import { bodyBytes, bytes, counted, duration, hex, moment, number, parsedAttributes, prettyJson } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -276,7 +276,7 @@ export function Messages({ name }: { name: string }) {
           {seen.value && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null
-                ? `No match among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
+                ? `No match among ${counted(seen.value.lookedAt, "message")}. Press Next to look at more.`
                 : search !== EMPTY
                   ? "No message in these states matches."
                   : "There are no messages in these states."}
@@ -483,7 +483,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
           <>
             <dt>Came from</dt>
             <dd class="mono">
-              {message.origin.queue}, channel {message.origin.channel}, after {message.origin.attempts} deliveries
+              {message.origin.queue}, channel {message.origin.channel}, after {counted(message.origin.attempts, "delivery", "deliveries")}
             </dd>
           </>
         )}
@@ -496,7 +496,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
               <>
                 <dt class="mono">{each.channel}</dt>
                 <dd>
-                  <span class={`tag ${each.state}`}>{each.state}</span> {each.attempts} attempts
+                  <span class={`tag ${each.state}`}>{each.state}</span> {counted(each.attempts, "attempt")}
                 </dd>
               </>
             ))}

@@ -142,7 +142,9 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
         {children}
         {name !== undefined && (
           <label>
-            Type <b class="mono">{name}</b> to confirm
+            <span>
+              Type <b class="mono">{name}</b> to confirm
+            </span>
             <input value={typed} onInput={(event) => setTyped(event.currentTarget.value)} autocomplete="off" spellcheck={false} />
           </label>
         )}

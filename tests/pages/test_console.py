@@ -254,7 +254,7 @@ def test_sessions_say_what_they_hold_and_one_can_be_ended(browser: Browser, serv
         rows = [row.split("\t") for row in reads(page, ".sessions tbody tr")]
         assert sorted(row[3].strip() for row in rows) == ["1", "2"]
         press(page, "End…")
-        shows(page, "The 2 messages that it holds are given back")
+        shows(page, "It holds 2 messages. What it holds is given back")
         press(page, "End the session", "dialog")
         no_dialogue(page)
         page.until("!document.querySelector('.sessions').innerText.includes('worker-7')")
@@ -736,6 +736,38 @@ def test_all_times_are_in_utc_wherever_the_browser_is(browser: Browser, server: 
         hours = {text[:2] for text in page.value(f"window.drawn.filter((each) => {clock}.test(each))")}
         near = {time.strftime("%H", time.gmtime(time.time() + minutes * 60)) for minutes in (-60, -5, 0, 5)}
         assert hours <= near, hours
+
+
+def test_the_search_has_one_line_and_the_fields_of_a_redrive_another(browser: Browser, server: Server) -> None:
+    tops = "new Set([...document.querySelectorAll({})].map((each) => {{ const at = each.getBoundingClientRect();"
+    tops += " return Math.round((at.top + at.bottom) / 10) }})).size"
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        write(page, ".search", "tea")
+        press(page, "Search")
+        page.until(f"!!{element('Clear', '.filters')}")
+        assert page.value(tops.format("'.filters > input, .filters > button, .filters label input'")) == 1
+    with browser.open(f"{server.url}/#/queues/mail/dead", width=360) as page:
+        press(page, "Redrive all…")
+        page.until("document.querySelectorAll('dialog .row input').length === 2")
+        assert page.value(tops.format("'dialog .row input'")) == 1
+
+
+def test_a_dialogue_counts_in_plain_words_and_asks_for_the_name_in_one_line(browser: Browser, server: Server) -> None:
+    server_says = {
+        "one": "The queue is deleted with 1 message, 1 channel and its consumers.",
+        "none": "The queue is deleted with no messages, 1 channel and its consumers.",
+    }
+    with server.client() as http:
+        done(http.post("/v1/queues", json={"name": "none"}), 201)
+        send(http, "one", "x")
+    for name, says in server_says.items():
+        with browser.open(f"{server.url}/#/queues/{name}") as page:
+            press(page, "Delete…", ".queue-header")
+            shows(page, says)
+            asks = "document.querySelector('dialog label span')"
+            assert page.value(f"{asks}.innerText") == f"Type {name} to confirm"
+            assert page.value(f"{asks}.getClientRects().length === 1 && {asks}.offsetHeight") < 30
 
 
 def test_the_focus_goes_back_where_it_was_after_a_dialogue(browser: Browser, server: Server) -> None:
