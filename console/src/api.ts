@@ -32,11 +32,13 @@ async function request(method: string, path: string, accept: string, body?: unkn
   const token = sessionStorage.getItem(TOKEN);
   if (token !== null) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isChange = method !== "GET" && !(body as { dry_run?: boolean } | undefined)?.dry_run;
+  const unknown = isChange ? " It is not known whether this was done. The page does not repeat it: look before you do." : "";
   let response: Response;
   try {
     response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
-    throw new Problem(0, "unreachable", "The server does not answer. The page tries again.");
+    throw new Problem(0, "unreachable", `The server does not answer.${unknown}`);
   }
   if (response.ok) return response;
   if (response.status === 401) onRefused();
@@ -46,7 +48,7 @@ async function request(method: string, path: string, accept: string, body?: unkn
   } catch {
     // A proxy may answer with something else than a problem of ours.
   }
-  throw new Problem(response.status, problem.code ?? "", problem.detail ?? `The server answered ${response.status}.`);
+  throw new Problem(response.status, problem.code ?? "", problem.detail ?? `The server answered ${response.status}.${response.status < 500 ? "" : unknown}`);
 }
 
 /** Where an operation is, with the parts of its path and its query filled in. */
@@ -132,6 +134,8 @@ export function may(right: Right, queue?: string): boolean {
 /** Whether the person may do this with every queue. */
 export const mayAll = (right: Right): boolean =>
   !!me && (right === "read" || !me.read_only) && me.grants.some((grant) => grant.rights.includes(right) && grant.queues.includes("*"));
+/** Whether the person administers every queue, also where the page changes nothing. */
+export const administersAll = (): boolean => !!me && me.grants.some((grant) => grant.rights.includes("admin") && grant.queues.includes("*"));
 export const who = (): Me | undefined => me;
 
 // -- the stream --------------------------------------------------------------------------------------------------------
@@ -147,6 +151,8 @@ export interface Sample {
 const SAMPLES_MAX = 900;
 const RETRY_MS = 2000;
 const RESTART_MS = 30;
+/** The server tells something every second. One that is silent for so long does not answer. */
+const SILENT_MS = 10_000;
 const ANSWER = "event: answer\ndata:";
 interface Told {
   path: string;
@@ -160,6 +166,10 @@ export type Answered = (answer: unknown, problem: Problem | undefined) => void;
 class Stream {
   now: Live | undefined;
   isOn = false;
+  /** Why the page is not live, once it is known. */
+  trouble: Problem | undefined;
+  /** When the server was last heard. */
+  heardAt: number | undefined;
   readonly samples = new Map<string, Sample[]>();
   private readonly listeners = new Set<() => void>();
   private queue: string | undefined;
@@ -197,7 +207,7 @@ class Stream {
   end(): void {
     this.wanted = false;
     this.stop.abort();
-    this.now = undefined;
+    this.now = this.trouble = this.heardAt = undefined;
     this.samples.clear();
   }
   restart(): void {
@@ -211,27 +221,39 @@ class Stream {
   }
   private async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
+      const attempt = new AbortController();
+      const end = () => attempt.abort();
+      let silence = setTimeout(end, SILENT_MS);
+      const heard = () => (clearTimeout(silence), (silence = setTimeout(end, SILENT_MS)));
+      signal.addEventListener("abort", end);
+      let trouble: Problem | undefined;
       try {
         const path = address("GET /v1/live", { queue: this.queue, watch: this.isRefused ? [] : [...this.watched.keys()] })[1];
-        const response = await request("GET", path, "text/event-stream", undefined, signal);
-        await this.read(response.body!, signal);
+        const response = await request("GET", path, "text/event-stream", undefined, attempt.signal);
+        await this.read(response.body!, signal, heard);
       } catch (problem) {
-        if (problem instanceof Problem && problem.status === 401) return;
-        if (problem instanceof Problem && problem.status === 404) this.queue = undefined;
-        if (problem instanceof Problem && problem.status === 400) this.isRefused = true; // the rest of the page stays live
+        if (problem instanceof Problem) trouble = problem;
+      } finally {
+        clearTimeout(silence);
+        signal.removeEventListener("abort", end);
       }
-      if (signal.aborted) return;
+      if (signal.aborted || trouble?.status === 401) return;
+      // The rest of the page stays live.
+      if (trouble?.status === 404 || trouble?.status === 403) this.queue = undefined;
+      if (trouble?.status === 400) this.isRefused = true;
       this.isOn = false;
+      this.trouble = trouble ?? new Problem(0, "unreachable", "The server does not answer.");
       this.tell();
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
-  private async read(body: ReadableStream<Uint8Array>, signal: AbortSignal): Promise<void> {
+  private async read(body: ReadableStream<Uint8Array>, signal: AbortSignal, heard: () => void): Promise<void> {
     const reader = body.pipeThrough(new TextDecoderStream() as never).getReader() as ReadableStreamDefaultReader<string>;
     let rest = "";
     for (;;) {
       const { done, value } = await reader.read();
       if (done || signal.aborted) return;
+      heard();
       const events = (rest + value).split("\n\n");
       rest = events.pop() ?? "";
       for (const event of events)
@@ -242,6 +264,7 @@ class Stream {
   private take(found: Live): void {
     const at = Date.now() / 1000;
     this.isOn = true;
+    this.heardAt = at;
     this.now = found;
     this.keep("", { at, rates: found.rates, ready: found.totals.ready, leased: found.totals.leased, delayed: found.totals.delayed });
     if (found.queue) {

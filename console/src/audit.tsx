@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { administersAll } from "./api";
 import { Button, Trouble, useLive, Wide } from "./parts";
 import { moment } from "./text";
 
@@ -8,14 +9,10 @@ const PAGE = 100;
 export function Audit() {
   const [typed, setTyped] = useState("");
   const [queue, setQueue] = useState("");
-  const [pages, setPages] = useState<(number | undefined)[]>([undefined]);
-  const found = useLive("GET /v1/audit", { limit: PAGE, before: pages.at(-1), queue: queue || undefined }, true);
   const search = (event: Event) => {
     event.preventDefault();
-    setPages([undefined]);
     setQueue(typed);
   };
-  const entries = found.value?.entries ?? [];
   return (
     <main>
       <header class="bar">
@@ -32,11 +29,29 @@ export function Audit() {
           />
           <button type="submit">Search</button>
         </form>
+      </header>
+      {queue || administersAll() ? (
+        <Changes key={queue} queue={queue} />
+      ) : (
+        <p class="note">You may see the changes of the queues that you administer. Search for one of them by its whole name.</p>
+      )}
+    </main>
+  );
+}
+
+function Changes({ queue }: { queue: string }) {
+  const [pages, setPages] = useState<(number | undefined)[]>([undefined]);
+  const found = useLive("GET /v1/audit", { limit: PAGE, before: pages.at(-1), queue: queue || undefined }, true);
+  const entries = found.value?.entries ?? [];
+  return (
+    <>
+      <header class="bar">
+        <p class="note">All changes{queue && ` of ${queue}`}, the newest first.</p>
+        <span class="grow" />
         <Button onClick={() => void found.again()} data-key="r">
           Refresh
         </Button>
       </header>
-      <p class="note">All changes, the newest first.</p>
       <Trouble error={found.error} />
       <section>
         <Wide>
@@ -79,6 +94,6 @@ export function Audit() {
           </Button>
         </nav>
       </section>
-    </main>
+    </>
   );
 }

@@ -22,10 +22,13 @@ export function LiveCharts({ queue }: { queue?: string }) {
   return (
     <section class="plain" aria-label="Charts">
       <header class="bar">
-        <h2>Activity</h2>
+        <h2>
+          Activity <small>times in UTC</small>
+        </h2>
         <span class="grow" />
-        {isKept ? <Choice label="Time" all={RANGES} now={range} set={setRange} /> : <small>of the queues that you may read</small>}
+        {isKept && <Choice label="Time" all={RANGES} now={range} set={setRange} />}
       </header>
+      {!isKept && <p class="note">Since you opened the page, and only of the queues that you may read. To see the history of the whole server, you need the right to read all queues.</p>}
       {range === "live" ? <Now queue={queue} /> : <Kept key={range} queue={queue} range={range} />}
     </section>
   );

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { ask, mayAll, type ClusterNodeRow, type ClusterState, type ShardRow } from "./api";
 import { Ask, Button, Cli, Field, Trouble, useLive, Wide } from "./parts";
-import { bytes, number, rate } from "./text";
+import { bytes, counted, number, rate } from "./text";
 
 type Asked = { kind: "drain" | "undrain"; node: ClusterNodeRow } | { kind: "move"; shard: ShardRow };
 const ANY = "any";
@@ -26,20 +26,20 @@ export function Cluster() {
           <p class="note">
             {state.alone
               ? "This server is not part of a cluster. It has every shard."
-              : `${number(state.nodes.length)} nodes, ${number(state.shards.length)} shards, version ${state.version} of the partition map. This page is served by ${state.own}.`}
+              : `${counted(state.nodes.length, "node")}, ${counted(state.shards.length, "shard")}, version ${state.version} of the partition map. This page is served by ${state.own}.`}
           </p>
           {moving + lost > 0 && (
             <ul class="alarms" aria-label="What is under way">
               {moving > 0 && (
                 <li>
                   <b>moving</b>
-                  <span>{number(moving)} shards are moving to another node. Calls for their queues wait for a moment.</span>
+                  <span>{counted(moving, "shard is", "shards are")} moving to another node. Calls for their queues wait for a moment.</span>
                 </li>
               )}
               {lost > 0 && (
                 <li>
                   <b>not served</b>
-                  <span>{number(lost)} shards are not served by any node. Calls for their queues wait.</span>
+                  <span>{counted(lost, "shard is", "shards are")} not served by any node. Calls for their queues wait.</span>
                 </li>
               )}
             </ul>
@@ -178,7 +178,7 @@ function Steer({ asked, state, close }: { asked: Asked; state: ClusterState; clo
         says={
           goal === null
             ? `The controller decides which node has shard ${shard}, as it does for all shards that were not moved by hand.`
-            : `Shard ${shard} moves from ${served_by || "no node"} to ${goal}${queues === null ? "" : ` with its ${number(queues)} queues`}. It stays there until that node dies or is drained. Calls for its queues wait for a moment.`
+            : `Shard ${shard} moves from ${served_by || "no node"} to ${goal}${queues === null ? "" : ` with ${counted(queues, "queue")}`}. It stays there until that node dies or is drained. Calls for its queues wait for a moment.`
         }
         button="Move"
         cli={["cluster", "move", String(shard), target, ...state.options]}
@@ -206,7 +206,7 @@ function Steer({ asked, state, close }: { asked: Asked; state: ClusterState; clo
       title={draining ? `Drain ${node}` : `Undrain ${node}`}
       says={
         draining
-          ? `Its ${number(shards)} shards move to other nodes, one by one. It gets no new shards until you undrain it. It continues to serve clients.`
+          ? `It has ${counted(shards, "shard")}. All move to other nodes, one by one. It gets no new shards until you undrain it. It continues to serve clients.`
           : "It may own shards again. The controller moves some to it."
       }
       button={draining ? "Drain" : "Undrain"}

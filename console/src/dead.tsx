@@ -1,12 +1,14 @@
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMessage } from "./api";
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
 import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
-import { duration, errorGroup, number } from "./text";
+import { counted, duration, errorGroup, moment, number } from "./text";
 
 const CALLS_MAX = 50;
 const SHOWN_MAX = 100;
+const SOURCES_OF = 100;
+const BODY_MAX = 300;
 
 interface Grouped {
   queue: string;
@@ -39,6 +41,11 @@ async function load(name: string): Promise<Grouped> {
   return { queue, groups: sorted(groups), lookedAt, isWhole: false };
 }
 const sorted = (groups: Map<string, ErrorGroup>) => [...groups.values()].sort((a, b) => b.count - a.count);
+/** The queues that the first messages of a queue came from as dead letters. */
+async function sourcesOf(queue: string): Promise<string[]> {
+  const { messages } = await ask("GET /v1/queues/{queue}/messages", { queue, limit: SOURCES_OF });
+  return [...new Set(messages.flatMap((each) => (each.origin ? [each.origin.queue] : [])))];
+}
 const lastError = (message: SeenMessage): string => message.failures?.at(-1)?.error ?? "";
 
 /** What a redrive, or a deletion, is about. */
@@ -60,12 +67,24 @@ export function DeadLetters({ name }: { name: string }) {
   const [draft, setDraft] = useState<Draft>();
   const [doing, setDoing] = useState<Doing>();
   const from = dead.value?.queue ?? "";
+  const isEmpty = dead.value?.groups.length === 0;
+  const sources = useLoaded(async () => (isEmpty ? sourcesOf(name) : []), [name, isEmpty]);
+  // What is shown stands still while somebody reads it. The stream says when it is old.
+  const watched = isEmpty ? name : from || name; // the dead-letter queue need not exist
+  const { value: held } = useLive("GET /v1/queues/{queue}", { queue: watched }, true);
+  const counts = held?.name === watched ? JSON.stringify([watched, held.stats.sent, held.stats.messages, held.stats.channels.map((each) => each.dead)]) : "";
+  const [shownOf, setShownOf] = useState("");
+  useEffect(() => setShownOf(""), [dead.value]);
+  useEffect(() => void (shownOf || setShownOf(counts)), [counts, shownOf]);
+  const isOld = !!shownOf && shownOf !== counts;
   const now = Date.now() / 1000;
   const total = dead.value?.groups.reduce((all, each) => all + each.count, 0) ?? 0;
   const mayChange = from !== "" && may("admin", from);
-  const toggle = (message: SeenMessage) => {
+  const pick = (messages: SeenMessage[], isPicked: boolean) => {
     const next = new Map(picked);
-    if (!next.delete(message.sequence)) next.set(message.sequence, message);
+    for (const each of messages)
+      if (isPicked) next.set(each.sequence, each);
+      else next.delete(each.sequence);
     setPicked(next);
   };
   const everything = (isDeleting: boolean): Scope => ({ what: `all messages of ${from}, also those that came from other queues`, some: {}, cli: [], isDeleting, known: total });
@@ -88,7 +107,7 @@ export function DeadLetters({ name }: { name: string }) {
     <main>
       <QueueHeader name={name} at="dead">
         <Button onClick={refresh} data-key="r">
-          Refresh
+          {isOld ? "Refresh: there are changes" : "Refresh"}
         </Button>
         {total > 0 && mayChange && (
           <>
@@ -100,11 +119,28 @@ export function DeadLetters({ name }: { name: string }) {
         )}
       </QueueHeader>
       <Trouble error={dead.error} />
-      {from && <Redrives queue={from} moved={async () => refresh()} />}
-      {dead.value && total === 0 && <p class="empty">This queue has no dead letters.</p>}
+      {from && <Redrives queue={from} moved={dead.again} />}
+      {isEmpty && (
+        <p class="empty">
+          This queue has no dead letters.
+          {!!sources.value?.length && (
+            <>
+              {" "}
+              It is the dead-letter queue of{" "}
+              {sources.value.map((each, index) => (
+                <>
+                  {index > 0 && ", "}
+                  <a href={`#/queues/${encodeURIComponent(each)}/dead`}>{each}</a>
+                </>
+              ))}
+              : its own messages are shown there, in groups.
+            </>
+          )}
+        </p>
+      )}
       {total > 0 && (
         <p class="note">
-          {number(total)} dead letters in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
+          {counted(total, "dead letter")} in <span class="mono">{from}</span>, grouped by their last error, without numbers, ids and quoted text.
           {!dead.value?.isWhole && ` Only the oldest ${number(dead.value?.lookedAt ?? 0)} are counted.`}
         </p>
       )}
@@ -125,29 +161,30 @@ export function DeadLetters({ name }: { name: string }) {
           <div>
             {dead.value?.groups.map((group) => (
               <section class="group" key={group.group}>
-                <header class="bar">
+                <header>
                   <b class="count">{number(group.count)}</b>
-                  <Button class="link error" aria-expanded={open === group.group} onClick={() => setOpen(open === group.group ? undefined : group.group)}>
-                    {group.group || "no error was given"}
-                  </Button>
-                  <span class="grow" />
-                  <small>
-                    first {duration(now - group.first_at)} ago, last {duration(now - group.last_at)} ago
-                  </small>
+                  <div>
+                    <Button class="link error" aria-expanded={open === group.group} onClick={() => setOpen(open === group.group ? undefined : group.group)}>
+                      {group.group || "no error was given"}
+                    </Button>{" "}
+                    <small title={`${moment(group.first_at)} to ${moment(group.last_at)}`}>
+                      first {duration(now - group.first_at)} ago, last {duration(now - group.last_at)} ago
+                    </small>
+                  </div>
                   {mayChange && (
-                    <>
+                    <div class="does">
                       <Button class="quiet" onClick={() => setScope(ofGroup(group, true))}>
                         Delete…
                       </Button>
                       <Button onClick={() => setScope(ofGroup(group, false))}>Redrive…</Button>
-                    </>
+                    </div>
                   )}
                 </header>
                 <p class="sample mono">
                   {lastError(group.sample).slice(0, 300)} · {group.sample.encoding === "base64" ? "(bytes)" : group.sample.body.slice(0, 120)}
                 </p>
                 {open === group.group && (
-                  <Letters name={name} group={group.group} chosen={chosen} choose={setChosen} picked={picked} toggle={mayChange ? toggle : undefined} />
+                  <Letters name={name} group={group.group} of={dead.value} chosen={chosen} choose={setChosen} picked={picked} pick={mayChange ? pick : undefined} />
                 )}
               </section>
             ))}
@@ -163,7 +200,7 @@ export function DeadLetters({ name }: { name: string }) {
           )}
         </div>
       )}
-      {scope && <Start from={from} scope={scope} close={() => (setScope(undefined), refresh())} />}
+      {scope && <Start from={from} scope={scope} started={refresh} close={() => setScope(undefined)} />}
       {draft && <Send queue={name} isFifo={false} draft={draft} close={() => setDraft(undefined)} />}
       {doing && <Change queue={from} channel="main" doing={doing} close={() => (setDoing(undefined), refresh())} />}
     </main>
@@ -176,10 +213,12 @@ interface Listing {
   chosen?: SeenMessage;
   choose: (message: SeenMessage) => void;
   picked: Map<number, SeenMessage>;
-  toggle?: (message: SeenMessage) => void;
+  pick?: (messages: SeenMessage[], isPicked: boolean) => void;
+  /** The groups as they were loaded: with newer ones, the messages are loaded again. */
+  of: unknown;
 }
 /** The messages of a group. */
-function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
+function Letters({ name, group, of, chosen, choose, picked, pick }: Listing) {
   const found = useLoaded(
     async () => {
       const messages: SeenMessage[] = [];
@@ -192,30 +231,35 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
       }
       return { messages, isWhole: false };
     },
-    [name, group],
+    [name, group, of],
+    true,
   );
+  const shown = found.value?.messages ?? [];
+  const all = shown.length > 0 && shown.every((each) => picked.has(each.sequence));
   return (
     <>
       <Trouble error={found.error} />
       <table class="rows letters">
         <thead>
           <tr>
-            {toggle && (
+            {pick && (
               <th class="pick">
-                <span class="hidden">select</span>
+                <input type="checkbox" aria-label="Select all that are shown of this group" checked={all} onChange={() => pick(shown, !all)} />
               </th>
             )}
             <th class="number">sequence</th>
+            <th>failed (UTC)</th>
             <th>error</th>
+            <th>body</th>
             <th class="number">attempts</th>
           </tr>
         </thead>
         <tbody>
-          {found.value?.messages.map((message) => (
+          {shown.map((message) => (
             <tr key={message.sequence} class={message.sequence === chosen?.sequence ? "chosen" : ""}>
-              {toggle && (
+              {pick && (
                 <td class="pick">
-                  <input type="checkbox" aria-label={`Select message ${message.sequence}`} checked={picked.has(message.sequence)} onChange={() => toggle(message)} />
+                  <input type="checkbox" aria-label={`Select message ${message.sequence}`} checked={picked.has(message.sequence)} onChange={() => pick([message], !picked.has(message.sequence))} />
                 </td>
               )}
               <td class="number">
@@ -223,7 +267,11 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
                   {message.sequence}
                 </Button>
               </td>
-              <td class="start">{lastError(message)}</td>
+              <td class="when">{moment(message.failures?.at(-1)?.failed_at ?? message.sent_at).replace(" UTC", "")}</td>
+              <td class="start" title={lastError(message)}>
+                {lastError(message)}
+              </td>
+              <td class="start">{message.encoding === "base64" ? "(bytes)" : message.body.slice(0, BODY_MAX)}</td>
               <td class="number">{message.origin?.attempts}</td>
             </tr>
           ))}
@@ -235,7 +283,7 @@ function Letters({ name, group, chosen, choose, picked, toggle }: Listing) {
 }
 
 /** Says how many messages it is about, as the server counts them, before anything happens. */
-function Start({ from, scope, close }: { from: string; scope: Scope; close: () => void }) {
+function Start({ from, scope, started, close }: { from: string; scope: Scope; started: () => void; close: () => void }) {
   const [rate, setRate] = useState("");
   const [target, setTarget] = useState("");
   const [creates, setCreates] = useState(false);
@@ -268,13 +316,13 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       }
       button={`${verb} ${isWhole ? "" : "about "}${count}`}
       isWaiting={!!counted.error || !most}
-      name={isDeleting && !scope.some.sequences ? from : undefined}
+      name={isDeleting && scope.known !== 1 ? from : undefined}
       destroys={isDeleting}
       cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`, ...(creates ? ["--create"] : [])] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
         ask("POST /v1/redrives", {
           body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, rate: rate ? Number(rate) : null },
-        })
+        }).then(started)
       }
       done={isDeleting ? "The deletion is under way." : "The redrive is under way."}
       close={close}
@@ -300,15 +348,16 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
 
 /** Redrives and deletions, how far they are, and a button that stops them. */
 function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void> }) {
-  const [isRunning, setRunning] = useState(false);
+  const ended = useRef<string>();
   const [error, setError] = useState<Error>();
   const list = useLive("GET /v1/redrives", { queue }, true);
   const redrives = list.value?.redrives.slice(0, 5) ?? [];
-  const runs = redrives.some((each) => each.status === "running");
+  const over = redrives.flatMap((each) => (each.status === "running" ? [] : [each.task])).join();
   useEffect(() => {
-    if (isRunning && !runs) void moved?.();
-    setRunning(runs);
-  }, [runs]);
+    if (!list.value) return;
+    if (ended.current !== undefined && ended.current !== over) void moved?.();
+    ended.current = over;
+  }, [list.value, over]);
   if (!redrives.length) return null;
   return (
     <section aria-label="Redrives">

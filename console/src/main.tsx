@@ -14,7 +14,7 @@ import { Settings } from "./settings";
 import { Spark } from "./spark";
 import "./style.css";
 import { Topics } from "./topics";
-import { duration } from "./text";
+import { duration, moment } from "./text";
 
 const go = (path: string): void => void (location.hash = `#/${path}`);
 const toggleTheme = () => setTheme(theme() === "dark" ? "light" : "dark");
@@ -134,6 +134,7 @@ function App() {
     setMe(undefined);
     setKnown(false);
     setRefused(true);
+    go(""); // who comes next begins at the beginning
   };
   return (
     <div class="frame">
@@ -187,6 +188,7 @@ function App() {
         </div>
       </header>
       <div id="content" tabIndex={-1}>
+        {!refused && known && <NotLive />}
         {refused ? (
           <Login done={() => setRefused(false)} />
         ) : !known ? (
@@ -232,6 +234,18 @@ const NoPage = () => (
   </main>
 );
 
+/** A page that stands still says so: on a phone, too. */
+function NotLive() {
+  useStream();
+  if (stream.isOn || !stream.trouble) return null;
+  return (
+    <p class="trouble not-live" role="alert">
+      <b>{stream.trouble.message}</b> {stream.heardAt ? `What you see is from ${moment(stream.heardAt)}.` : "The counts are not live."} The page tries to
+      connect again every 2 seconds.
+    </p>
+  );
+}
+
 /** Whether the stream is on, who looks, and which server this is. */
 function State() {
   const now = useStream();
@@ -240,7 +254,7 @@ function State() {
     <div class="state">
       <p>
         <span class={stream.isOn ? "dot on" : "dot"} aria-hidden="true" />
-        {stream.isOn ? "Live" : "Waiting for the server"}
+        {stream.isOn ? "Live" : stream.trouble ? "Not live" : "Connecting"}
       </p>
       {person?.needs_credentials && (
         <p class="who">
@@ -341,11 +355,15 @@ function Login({ done }: { done: () => void }) {
   const [user, setUser] = useState("");
   const [secret, setSecret] = useState("");
   const [error, setError] = useState<Error>();
+  useEffect(() => document.querySelector<HTMLInputElement>(".login input")?.focus(), [how]);
   const submit = async (event: Event) => {
     event.preventDefault();
+    const before = who()?.name;
     setToken(how === "token" ? secret : `${user}:${secret}`);
     try {
-      setMe(await ask("GET /v1/me"));
+      const now = await ask("GET /v1/me");
+      setMe(now);
+      if (before !== undefined && before !== now.name) go("");
       done();
     } catch (problem) {
       forgetToken();

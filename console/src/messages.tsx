@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, ask, fetched, may, who, type FoundMessages, type NewMessage, type Operations, type SeenMessage, type SentMessage } from "./api";
 import { Ask, Button, Choice, Cli, download, Field, isTyping, say, Trouble, useAddress, useLive, useLoaded, useRows, Wide } from "./parts";
 import { QueueHeader } from "./queue";
-import { bodyBytes, bytes, duration, hex, isJson, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
+import { bodyBytes, bytes, counted, duration, hex, isJson, moment, number, parsedAttributes, prettyJson, readable, short } from "./text";
 
 const STATES = ["ready", "leased", "delayed"] as const;
 const PAGE = 50;
@@ -316,7 +316,7 @@ export function Messages({ name }: { name: string }) {
           {seen.value && !isWorking && !seen.error && messages.length === 0 && (
             <p class="empty">
               {seen.value.next !== null
-                ? `No match among ${number(seen.value.lookedAt)} messages. Press Next to look at more.`
+                ? `No match among ${counted(seen.value.lookedAt, "message")}. Press Next to look at more.`
                 : isSearch
                   ? "No message in these states matches."
                   : "There are no messages in these states."}
@@ -582,7 +582,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
           <>
             <dt>Came from</dt>
             <dd class="mono">
-              {message.origin.queue}, channel {message.origin.channel}, after {message.origin.attempts} deliveries
+              {message.origin.queue}, channel {message.origin.channel}, after {counted(message.origin.attempts, "delivery", "deliveries")}
             </dd>
           </>
         )}
@@ -595,7 +595,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
               <>
                 <dt class="mono">{each.channel}</dt>
                 <dd>
-                  <span class={`tag ${each.state}`}>{each.state}</span> {each.attempts} attempts
+                  <span class={`tag ${each.state}`}>{each.state}</span> {counted(each.attempts, "attempt")}
                 </dd>
               </>
             ))}

@@ -2,7 +2,7 @@ import { useCallback, useState } from "preact/hooks";
 import { ask, may, useStream, type Operations, type QueueRow } from "./api";
 import { LiveCharts } from "./charts";
 import { Ask, Button, Field, Spark, Tiles, Trouble, useAddress, useLive, useRows, useSamples, Wide } from "./parts";
-import { bytes, duration, number, rate, short } from "./text";
+import { bytes, counted, duration, number, rate, short } from "./text";
 
 const ROWS = 100;
 const RATES = ["sent", "delivered", "acked", "failed", "dead"] as const;
@@ -38,7 +38,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
               {
                 label: "Dead letters",
                 value: (
-                  <span title={`${number(totals!.dead)} messages were ever dead-lettered`}>
+                  <span title={`${counted(totals!.dead, "message was", "messages were")} ever dead-lettered`}>
                     {number(totals!.dead_letters)} <small>of {short(totals!.dead)} ever</small>
                   </span>
                 ),

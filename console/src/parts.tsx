@@ -153,7 +153,9 @@ export function Ask({ title, says, name, button, cli, children, isWaiting, destr
         {children}
         {name !== undefined && (
           <label>
-            Type <b class="mono">{name}</b> to confirm
+            <span>
+              Type <b class="mono">{name}</b> to confirm
+            </span>
             <input value={typed} onInput={(event) => setTyped(event.currentTarget.value)} autocomplete="off" spellcheck={false} />
           </label>
         )}
@@ -227,12 +229,12 @@ const HEIGHT = 170;
 const DOTTED_MAX = 60;
 const DOT_PX = 10;
 const DAY = 86_400;
-/** A moment on an axis, as exact as the axis is long. */
+/** A moment on an axis, as exact as the axis is long. In UTC, as every time on the page. */
 function clock(tick: number, times: ArrayLike<number>): string {
   const at = new Date(tick * 1000);
   const length = (times[times.length - 1] ?? 0) - (times[0] ?? 0);
-  if (length > 2 * DAY) return at.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
-  return at.toLocaleTimeString("en-GB", length < 600 ? {} : { hour: "2-digit", minute: "2-digit" });
+  if (length > 2 * DAY) return at.toLocaleDateString("en-GB", { timeZone: "UTC", weekday: "short", day: "numeric" });
+  return at.toLocaleTimeString("en-GB", { timeZone: "UTC", ...(length < 600 ? {} : { hour: "2-digit", minute: "2-digit" }) });
 }
 
 /** Steps of an axis that are round in what it counts. */
@@ -281,6 +283,7 @@ export function Chart({ title, times, lines, scale = "count", nothing }: Drawn) 
       {
         width: place.clientWidth,
         height: HEIGHT,
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
         padding: [8, 32, 0, 0],
         cursor: { y: false, points: { size: 6 }, drag: { setScale: false, x: false } },
         legend: { show: false },

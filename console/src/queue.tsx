@@ -4,7 +4,7 @@ import { ask, may, useStream, who, type ChannelCounts, type ConsumerPosition, ty
 import { LiveCharts } from "./charts";
 import { Ask, Button, Field, Tiles, Trouble, useLive, Wide } from "./parts";
 import { QueueSessions } from "./sessions";
-import { bytes, duration, number, rate } from "./text";
+import { bytes, counted, duration, number, rate } from "./text";
 
 type Asked =
   | { kind: "purge" }
@@ -79,6 +79,8 @@ const TABS = [
 /** The name of a queue, what can be done with it, and its parts. */
 export function QueueHeader({ name, at, children }: { name: string; at: (typeof TABS)[number][0]; children?: ComponentChildren }) {
   const path = `#/queues/${encodeURIComponent(name)}`;
+  const row = useStream()?.queue;
+  const dead = row?.name === name ? row.dead_letters : 0;
   return (
     <header class="queue-header">
       <div class="bar">
@@ -92,7 +94,8 @@ export function QueueHeader({ name, at, children }: { name: string; at: (typeof 
       <nav class="tabs" aria-label="Parts of the queue">
         {TABS.map(([key, rest, label]) => (
           <a key={key} href={path + rest} aria-current={key === at ? "page" : undefined}>
-            {label}
+            {label}{" "}
+            {key === "dead" && dead > 0 && <span class="tag bad">{number(dead)}</span>}
           </a>
         ))}
       </nav>
@@ -205,12 +208,12 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
   const [channelName, setChannelName] = useState("");
   const [start, setStart] = useState<"head" | "tail">("head");
   const [offset, setOffset] = useState("");
-  const count = number(queue?.stats.messages ?? 0);
+  const count = counted(queue?.stats.messages ?? 0, "message");
   if (asked.kind === "purge")
     return (
       <Ask
         title={`Purge ${name}`}
-        says={`All ${count} messages of this queue are deleted for every channel, even if somebody is working on them. This cannot be undone.`}
+        says={`This queue has ${count}. All are deleted for every channel, even if somebody is working on them. This cannot be undone.`}
         name={name}
         button="Delete the messages"
         done={`${name} is empty.`}
@@ -223,7 +226,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
     return (
       <Ask
         title={`Delete ${name}`}
-        says={`The queue is deleted with its ${count} messages, ${queue?.stats.channels.length ?? 0} channels and its consumers. This cannot be undone.`}
+        says={`The queue is deleted with ${count}, ${counted(queue?.stats.channels.length ?? 0, "channel")} and its consumers. This cannot be undone.`}
         name={name}
         button="Delete the queue"
         done={`${name} is deleted.`}
@@ -295,7 +298,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
   const { channel } = asked as { channel: string };
   const at = { queue: name, channel };
   const waiting = queue?.stats.channels.find((each) => each.name === channel);
-  const number_ = number((waiting?.ready ?? 0) + (waiting?.leased ?? 0) + (waiting?.delayed ?? 0));
+  const waits = counted((waiting?.ready ?? 0) + (waiting?.leased ?? 0) + (waiting?.delayed ?? 0), "message");
   if (asked.kind === "pause" || asked.kind === "unpause")
     return (
       <Ask
@@ -303,7 +306,7 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
         says={
           asked.kind === "pause"
             ? "Its messages are kept, but are not delivered until somebody unpauses it."
-            : `Its messages are delivered again: ${number(waiting?.ready ?? 0)} are ready.`
+            : `Its messages are delivered again. It has ${counted(waiting?.ready ?? 0, "ready message")}.`
         }
         button={asked.kind === "pause" ? "Pause" : "Unpause"}
         cli={["channel", asked.kind, name, channel]}
@@ -316,8 +319,8 @@ function Question({ name, asked, queue, close, gone }: { name: string; asked: As
       title={`${asked.kind === "purge-channel" ? "Purge" : "Delete"} channel ${channel}`}
       says={
         asked.kind === "purge-channel"
-          ? `The ${number_} messages that wait in this channel, or are in flight there, are deleted. Other channels keep theirs.`
-          : `The channel is deleted with the ${number_} messages that wait in it. Other channels keep theirs.`
+          ? `This channel has ${waits} that wait or are in flight. All are deleted. Other channels keep theirs.`
+          : `The channel is deleted. It has ${waits} that wait or are in flight. Other channels keep theirs.`
       }
       name={channel}
       button={asked.kind === "purge-channel" ? "Delete the messages" : "Delete the channel"}

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { ask, may, mayAll, type Operations } from "./api";
 import { Ask, Button, Trouble, useLive, Wide } from "./parts";
-import { duration, number } from "./text";
+import { counted, duration, number } from "./text";
 
 type Found = Operations["GET /v1/sessions"]["answer"];
 type One = Found["sessions"][number];
@@ -111,7 +111,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
       {ending && (
         <Ask
           title={`End the session ${ending.name || ending.session}`}
-          says={`The ${number(ending.held)} messages that it holds are given back, and can be received by others at once. Work that it has not acknowledged is done again.`}
+          says={`It holds ${counted(ending.held, "message")}. What it holds is given back, and can be received by others at once. Work that it has not acknowledged is done again.`}
           button="End the session"
           destroys
           cli={["session", "end", ending.session]}

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bodyBytes, bytes, command, duration, errorGroup, hex, prettyJson, seconds } from "./text";
+import { bodyBytes, bytes, command, counted, duration, errorGroup, hex, prettyJson, seconds } from "./text";
 
 test("errors are grouped as the server groups them", () => {
   expect(errorGroup("Timeout: no answer from 10.0.0.7 after 3.5 s for order 'A-17'")).toBe("Timeout: no answer from # after # s for order #");
@@ -11,6 +11,11 @@ test("sizes and times are short", () => {
   expect([bytes(0), bytes(1023), bytes(1536), bytes(10 * 1024 * 1024)]).toEqual(["0 B", "1023 B", "1.5 KiB", "10 MiB"]);
   expect([duration(5), duration(61), duration(7500), duration(86400 * 3)]).toEqual(["5 s", "1 m", "2 h 5 m", "3 d"]);
   expect([seconds(0.0123), seconds(1.53), seconds(75)]).toEqual(["12 ms", "1.5 s", "1 m"]);
+});
+
+test("one is one, and none is none", () => {
+  expect([0, 1, 2000].map((each) => counted(each, "message"))).toEqual(["no messages", "1 message", "2,000 messages"]);
+  expect(counted(2, "delivery", "deliveries")).toBe("2 deliveries");
 });
 
 test("a body in base64 is shown as its bytes", () => {

@@ -13,6 +13,9 @@ export function bytes(count: number): string {
 
 export const number = (count: number): string => Math.round(count).toLocaleString("en-US");
 
+/** A number with its noun: `1 message`, `2,000 messages`, `no messages`. */
+export const counted = (count: number, noun: string, plural = `${noun}s`): string => (count === 0 ? `no ${plural}` : count === 1 ? `1 ${noun}` : `${number(count)} ${plural}`);
+
 export const short = (count: number): string => count.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 export const rate = (perSecond: number | null): string =>

@@ -139,6 +139,10 @@ class Page:
             assert time.monotonic() < deadline, f"it did not come true; the browser complains: {self.complaints}"
             self.value("new Promise((resolve) => setTimeout(resolve, 20))")
 
+    def be_in(self, zone: str) -> None:
+        """Stand in another time zone."""
+        self._do("Emulation.setTimezoneOverride", timezoneId=zone)
+
     def screenshot(self) -> bytes:
         """What is seen, as PNG."""
         return base64.b64decode(self._do("Page.captureScreenshot", format="png")["data"])

@@ -28,6 +28,8 @@ def send(page: Page, operation: str, **fields: str) -> str:
         page.value(f"{form}.querySelector({element!r}).value = {text!r}")
     page.value(f"{form}.querySelector('pre').textContent = ''")
     page.value(f"{form}.querySelector('button').click()")
+    if page.value("document.getElementById('confirm').open"):
+        page.value("document.getElementById('confirmed').click()")
     page.until(f"{form}.querySelector('pre').textContent !== ''")
     return str(page.value(f"{form}.querySelector('pre').innerText"))
 
@@ -108,6 +110,49 @@ def test_every_example_works_as_it_is_filled_in(browser: Browser, serve: Callabl
             answer = send(page, operation)
             assert answer.startswith("2"), f"{operation}: {answer}"
         assert "curl -X POST" in page.value("document.querySelector('#send_messages pre:last-of-type').innerText")
+
+
+def test_examples_touch_no_real_queue_and_whatever_deletes_asks_first(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    with server.client() as client, browser.open(f"{server.url}/v1/docs") as page:
+        client.post("/v1/queues/orders/messages", json=[{"body": "real"}] * 3)
+        real = client.post("/v1/sessions", json={"name": "worker", "ttl": 300}).json()["session"]
+        client.post("/v1/redrives", json={"queue": "orders"})
+        page.until(SHOWN)
+        for listed in ("list_sessions", "list_redrives", "list_queues"):
+            assert send(page, listed).startswith("200")
+        page.value("for (const each of document.querySelectorAll('#operations details')) each.open = true")
+        page.value("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+        filled = page.value("[...document.querySelectorAll('.try input, .try textarea')].map((each) => each.value)")
+        assert not [each for each in filled if "orders" in each or "sessions/1" in each or "redrives/1" in each]
+        assert "/v1/queues/try-me" in filled
+        for operation, path in (
+            ("delete_queue", "/v1/queues/orders"),
+            ("purge_queue", "/v1/queues/orders/purge"),
+            ("delete_messages", "/v1/queues/orders/messages/delete"),
+            ("end_session", f"/v1/sessions/{real}"),
+        ):
+            form = f"document.getElementById({operation!r})"
+            page.value(f"{form}.querySelector('input').value = {path!r}; {form}.querySelector('button').click()")
+            page.until("document.getElementById('confirm').open")
+            assert path in page.value("document.getElementById('confirm').innerText")
+            page.value("document.getElementById('cancelled').click()")
+            page.until("!document.getElementById('confirm').open")
+        assert client.get("/v1/queues/orders").json()["stats"]["messages"] == 3
+        assert len(client.get("/v1/sessions").json()["sessions"]) == 1
+        assert send(page, "purge_queue", input="/v1/queues/orders/purge").startswith("200")
+        assert client.get("/v1/queues/orders").json()["stats"]["messages"] == 0
+
+
+def test_the_page_has_the_theme_of_the_console(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    with browser.open(f"{server.url}/v1/docs") as page:
+        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(245, 247, 249)"
+        page.value("localStorage.setItem('penstock-theme', 'dark'); location.reload()")
+        page.until("getComputedStyle(document.body).backgroundColor === 'rgb(14, 19, 24)'")
+        page.value("localStorage.removeItem('penstock-theme')")
 
 
 def test_the_page_takes_a_token(browser: Browser, serve: Callable[..., Server]) -> None:

@@ -254,7 +254,7 @@ def test_sessions_say_what_they_hold_and_one_can_be_ended(browser: Browser, serv
         rows = [row.split("\t") for row in reads(page, ".sessions tbody tr")]
         assert sorted(row[3].strip() for row in rows) == ["1", "2"]
         press(page, "End…")
-        shows(page, "The 2 messages that it holds are given back")
+        shows(page, "It holds 2 messages. What it holds is given back")
         press(page, "End the session", "dialog")
         no_dialogue(page)
         page.until("!document.querySelector('.sessions').innerText.includes('worker-7')")
@@ -704,8 +704,8 @@ def test_a_group_of_very_many_is_not_said_to_be_smaller(
         shows(page, "4 moved")
         page.until(f"{COUNTS} === '2'")
         page.value("document.querySelector('.group .link').click()")
-        page.until("document.querySelectorAll('.letters input').length === 2")
-        page.value("document.querySelectorAll('.letters input')[1].click()")
+        page.until("document.querySelectorAll('.letters tbody input').length === 2")
+        page.value("document.querySelectorAll('.letters tbody input')[1].click()")
         press(page, "Redrive the selection…")
         shows(page, "1 message goes back: the selected messages")
         press(page, "Redrive 1", "dialog")
@@ -716,11 +716,16 @@ def test_a_selection_of_dead_letters_is_deleted_and_a_group_too(browser: Browser
     with browser.open(f"{server.url}/#/queues/mail/dead") as page:
         page.until(f"{COUNTS} === '4,2'")
         page.value("document.querySelector('.group .link').click()")
-        page.until("document.querySelectorAll('.letters input').length === 4")
-        page.value("document.querySelectorAll('.letters input')[1].click()")
-        page.value("document.querySelectorAll('.letters input')[2].click()")
+        page.until("document.querySelectorAll('.letters tbody input').length === 4")
+        page.value("document.querySelectorAll('.letters tbody input')[1].click()")
+        page.value("document.querySelectorAll('.letters tbody input')[2].click()")
         press(page, "Delete the selection…")
         shows(page, "2 messages are deleted: the selected messages")
+        assert page.value("document.querySelector('dialog .danger').disabled")
+        press(page, "Cancel", "dialog")
+        shows(page, "2 selected")
+        press(page, "Delete the selection…")
+        labelled(page, "Type", "mail.dead")
         press(page, "Delete 2", "dialog")
         shows(page, "2 deleted")
         page.until(f"{COUNTS} === '2,2'")
@@ -729,6 +734,58 @@ def test_a_selection_of_dead_letters_is_deleted_and_a_group_too(browser: Browser
         press(page, "Delete 2", "dialog")
         page.until(f"{COUNTS} === '2'")
         assert len(asked(server, "/v1/queues/mail/dead-letters")["messages"]) == 2
+
+
+def dies(server: Server, *bodies: str, error: str = "timeout after 7 s") -> None:
+    """Messages of `mail` fail, and are dead letters then."""
+    with server.client() as http:
+        send(http, "mail", *bodies)
+        for got in receive(http, "mail", max=len(bodies)):
+            done(http.post("/v1/queues/mail/release", json={"receipt": got["receipt"], "error": error}))
+
+
+def test_dead_letters_of_a_group_can_be_told_apart_and_be_selected_together(browser: Browser, server: Server) -> None:
+    rows = "document.querySelectorAll('.letters tbody tr').length"
+    with browser.open(f"{server.url}/#/queues/mail/dead") as page:
+        press(page, "timeout after # s")
+        page.until(f"{rows} === 4")
+        shown = reads(page, ".letters tbody tr")
+        assert ["letter 0" in shown[0], "letter 3" in shown[3], "timeout after 3 s" in shown[3]] == [True] * 3
+        failed = asked(server, "/v1/queues/mail/dead-letters")["messages"][0]["failures"][-1]["failed_at"]
+        assert time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(failed)) in shown[0]
+        page.value("document.querySelector('.letters thead input').click()")
+        shows(page, "4 selected")
+        page.value("document.querySelector('.letters thead input').click()")
+        page.until("!document.querySelector('.picked')")
+        dies(server, "the newest letter")
+        shows(page, "Refresh: there are changes")
+        press(page, "Refresh: there are changes")
+        page.until(f"{COUNTS} === '5,2' && {rows} === 5")
+        shows(page, "the newest letter")
+        assert offers(page, "Refresh")
+        page.value("document.querySelector('.letters .link').click()")
+        page.until("!!document.querySelector('.life')")
+        edges = (
+            "[...new Set([...document.querySelectorAll('.does')].map((each) => each.getBoundingClientRect().right))]"
+        )
+        assert page.value(f"{edges}.length") == 1
+
+
+def test_a_redrive_by_somebody_else_is_seen(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/mail/dead") as page, server.client() as http:
+        page.until(f"{COUNTS} === '4,2'")
+        page.until("document.querySelector('.tabs .tag')?.innerText === '6'")
+        assert http.post("/v1/redrives", json={"queue": "mail.dead", "group": "no such address"}).is_success
+        page.until(f"{COUNTS} === '4'")
+
+
+def test_a_dead_letter_queue_says_whose_it_is(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/mail.dead/dead") as page:
+        shows(page, "It is the dead-letter queue of mail: its own messages are shown there, in groups.")
+        press(page, "mail", "main .empty")
+        page.until("location.hash === '#/queues/mail/dead'")
+        page.until(f"{COUNTS} === '4,2'")
+        assert page.complaints == []
 
 
 def test_a_redrive_can_be_slow_and_be_stopped(browser: Browser, server: Server) -> None:
@@ -818,15 +875,113 @@ def test_every_change_is_on_record(browser: Browser, server: Server) -> None:
 def test_the_page_goes_on_when_the_server_is_back(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     with browser.open(server.url) as page:
-        shows(page, "Live")
+        page.until("!!document.querySelector('.state .on')")
         page.value(
             "window.fetch = ((real) => (...all) => window.isCut ? Promise.reject(new TypeError('cut')) : real(...all))"
             "(window.fetch);"
             "window.isCut = true; document.dispatchEvent(new Event('visibilitychange'))"
         )
-        shows(page, "Waiting for the server")
+        shows(page, "The server does not answer. What you see is from ")
         page.value("window.isCut = false")
-        shows(page, "Live")
+        page.until("!document.querySelector('.not-live') && !!document.querySelector('.state .on')")
+
+
+CUT = (
+    "window.fetch = ((real) => (path, given) => window.isCut && !String(path).includes(window.isCut) ?"
+    " Promise.reject(new TypeError('cut')) : window.isMute && String(path).includes('/v1/live') ?"
+    " new Promise((_, no) => given.signal.addEventListener('abort', () => no(given.signal.reason)))"
+    " : real(path, given))(window.fetch);"
+)
+AGAIN = "document.dispatchEvent(new Event('visibilitychange'));"
+
+
+def test_a_server_that_does_not_answer_is_seen_on_a_phone(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders", width=360) as page:
+        shows(page, "Sent ever")
+        page.value(f"{CUT} window.isMute = true; {AGAIN}")
+        page.until("!!document.querySelector('.not-live')")
+        page.value("scrollTo(0, 900)")
+        banner = "document.querySelector('.not-live').getBoundingClientRect()"
+        page.until(f"{banner}.top >= 0 && {banner}.bottom < innerHeight && {banner}.right <= 360")
+        assert page.value(f"document.elementFromPoint(180, {banner}.bottom - 9).closest('.not-live') !== null")
+        page.value("window.isMute = false")
+        page.until("!document.querySelector('.not-live')")
+
+
+def test_a_change_without_an_answer_says_that_it_is_not_repeated(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders") as page:
+        shows(page, "Sent ever")
+        press(page, "Purge…")
+        labelled(page, "Type", "orders")
+        page.value(f"{CUT} window.isCut = '/v1/live';")
+        press(page, "Delete the messages", "dialog")
+        shows(page, "It is not known whether this was done. The page does not repeat it: look before you do.")
+        page.value("window.isCut = ''")
+        press(page, "Cancel", "dialog")
+        no_dialogue(page)
+        assert asked(server, "/v1/queues/orders")["stats"]["messages"] == 6
+        page.value("window.isCut = '/v1/live'; location.hash = '#/queues/mail/dead'")
+        shows(page, "The server does not answer.")
+        assert not page.value("document.body.innerText.includes('It is not known')")
+
+
+def test_all_times_are_in_utc_wherever_the_browser_is(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.be_in("America/New_York")
+        page.until(f"{MESSAGES} === 6")
+        page.value("document.querySelector('.messages tbody tr').click()")
+        page.until("!!document.querySelector('.life time')")
+        sent = reads(page, ".life time")[0]
+        assert sent.endswith(" UTC")
+        copied = sent.removesuffix(" UTC")[:19].replace(" ", "T")
+        for field, found in ((0, 6), (1, 0)):  # everything was sent since then, and nothing before
+            write(page, f".filters label:nth-of-type({field + 1}) input", copied)
+            press(page, "Search")
+            page.until(f"{MESSAGES} === {found}")
+        assert [each.strip() for each in reads(page, ".filters label")] == ["since (UTC)", "until (UTC)"]
+        page.value(
+            "window.drawn = []; CanvasRenderingContext2D.prototype.fillText ="
+            " ((real) => function (text, ...all) { window.drawn.push(text); return real.call(this, text, ...all) })"
+            "(CanvasRenderingContext2D.prototype.fillText); location.hash = '#/'"
+        )
+        shows(page, "times in UTC")
+        clock = "/^[0-9][0-9]:[0-9][0-9]/"
+        page.until(f"window.drawn.some((each) => {clock}.test(each))")
+        hours = {text[:2] for text in page.value(f"window.drawn.filter((each) => {clock}.test(each))")}
+        near = {time.strftime("%H", time.gmtime(time.time() + minutes * 60)) for minutes in (-60, -5, 0, 5)}
+        assert hours <= near, hours
+
+
+def test_the_search_has_one_line_and_the_fields_of_a_redrive_another(browser: Browser, server: Server) -> None:
+    tops = "new Set([...document.querySelectorAll({})].map((each) => {{ const at = each.getBoundingClientRect();"
+    tops += " return Math.round((at.top + at.bottom) / 10) }})).size"
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 6")
+        write(page, ".search", "tea")
+        press(page, "Search")
+        page.until(f"!!{element('Clear', '.filters')}")
+        assert page.value(tops.format("'.filters > input, .filters > button, .filters label input'")) == 1
+    with browser.open(f"{server.url}/#/queues/mail/dead", width=360) as page:
+        press(page, "Redrive all…")
+        page.until("document.querySelectorAll('dialog .row input').length === 2")
+        assert page.value(tops.format("'dialog .row input'")) == 1
+
+
+def test_a_dialogue_counts_in_plain_words_and_asks_for_the_name_in_one_line(browser: Browser, server: Server) -> None:
+    server_says = {
+        "one": "The queue is deleted with 1 message, 1 channel and its consumers.",
+        "none": "The queue is deleted with no messages, 1 channel and its consumers.",
+    }
+    with server.client() as http:
+        done(http.post("/v1/queues", json={"name": "none"}), 201)
+        send(http, "one", "x")
+    for name, says in server_says.items():
+        with browser.open(f"{server.url}/#/queues/{name}") as page:
+            press(page, "Delete…", ".queue-header")
+            shows(page, says)
+            asks = "document.querySelector('dialog label span')"
+            assert page.value(f"{asks}.innerText") == f"Type {name} to confirm"
+            assert page.value(f"{asks}.getClientRects().length === 1 && {asks}.offsetHeight") < 30
 
 
 def test_the_focus_goes_back_where_it_was_after_a_dialogue(browser: Browser, server: Server) -> None:

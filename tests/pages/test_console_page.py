@@ -17,7 +17,7 @@ import pytest
 
 from penstock.console import CONSOLE_POLICY, console_files
 from tests.pages.browser import Browser, Page
-from tests.pages.console import ROOT, SOURCE, offers, press, shows, write
+from tests.pages.console import ROOT, SOURCE, offers, press, reads, shows, write
 from tests.protocols.rest.serving import Server
 from tools import generate_console_types
 
@@ -271,6 +271,58 @@ def test_who_signs_in_after_somebody_else_sees_nothing_of_what_that_one_saw(
         press(page, "Sign in")
         page.until("document.querySelectorAll('.queues tbody tr').length === 1")
         assert "4,712" not in page.value("document.body.innerText")
+
+
+def test_the_audit_log_fits_its_page_whatever_a_queue_is_called(browser: Browser, server: Server) -> None:
+    long = "orders-of-a-shop-that-has-a-very-long-name-" * 3
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": long[:128]})
+        client.patch(f"/v1/queues/{long[:128]}", json={"lease": 45, "retention": 86_400})
+    cells = "[...document.querySelectorAll('.audit tbody tr')].map((row) => row.getBoundingClientRect())"
+    for width in (1280, 360):
+        with browser.open(f"{server.url}/#/audit", width=width) as page:
+            page.until(f"{cells}.length >= 2")
+            edge = page.value("Math.max(...[...document.querySelectorAll('.audit td')].map((each) =>"
+                              " each.getBoundingClientRect().right))")  # fmt: skip
+            assert edge <= width, (width, edge)
+            assert page.value(f"Math.max(...{cells}.map((each) => each.height))") < 200
+            assert (
+                page.value("document.querySelector('.wide').scrollWidth - document.querySelector('.wide').clientWidth")
+                == 0
+            )
+            assert "ok" in reads(page, ".audit tbody tr")[0]
+
+
+def test_the_audit_log_is_offered_to_administrators_and_one_of_some_queues_gives_one(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve(
+        "[[credentials]]\naccess_key = 'ann'\ntoken = 'ann'\n"
+        "[[credentials.allow]]\nqueues = 'orders'\nrights = ['read']\n"
+        "[[credentials]]\naccess_key = 'bob'\ntoken = 'bob'\n"
+        "[[credentials.allow]]\nqueues = 'payments*'\nrights = ['admin', 'read']\n"
+    )
+    with server.client(headers={"authorization": "Bearer bob"}) as client:
+        assert client.post("/v1/queues", json={"name": "payments"}).status_code == 201
+    with browser.open(server.url) as page:
+        for who in ("bob", "ann"):
+            press(page, "Token")
+            page.until("document.activeElement.type === 'password'")
+            write(page, "input[type=password]", who)
+            press(page, "Sign in")
+            shows(page, "Since you opened the page. To see the history of the whole server")
+            assert page.value("location.hash") in ("", "#/")
+            assert reads(page, ".trouble") == []
+            assert offers(page, "Audit") == (who == "bob")
+            if who == "ann":
+                break
+            press(page, "Audit")
+            shows(page, "You may see the changes of the queues that you administer.")
+            write(page, ".search", "payments")
+            press(page, "Search")
+            shows(page, "create_queue")
+            assert reads(page, ".trouble") == []
+            press(page, "Sign out")
 
 
 def test_a_read_only_console_offers_no_change_and_masked_bodies_say_so(

@@ -13,9 +13,14 @@ from html import escape
 from http import HTTPStatus
 from typing import NamedTuple
 
-STYLE = """
+_DARK = """
+  --ground: #0e1318; --sheet: #151c23; --ink: #e3eaf0; --dim: #9dadbc; --rule: #27323c; --soft: #1c252e;
+  --link: #7cc4ee; --good: #7fd6a1; --warn: #ffcf7d; --bad: #ff8a80; --on: #04121b; color-scheme: dark
+"""
+STYLE = (
+    """
 :root { --ground: #f5f7f9; --sheet: #fff; --ink: #17212b; --dim: #51606f; --rule: #dde4ea; --soft: #eef2f6 }
-:root { --link: #0b5c8a; --good: #1b6b3a; --warn: #7a4b00; --bad: #b3261e; color-scheme: light dark }
+:root { --link: #0b5c8a; --good: #1b6b3a; --warn: #7a4b00; --bad: #b3261e; --on: #fff; color-scheme: light }
 * { box-sizing: border-box }
 body { font: 15px/1.5 -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif }
 body { color: var(--ink); background: var(--ground); margin: 0 auto; max-width: 72rem; padding: 1rem 1.2rem 4rem }
@@ -41,18 +46,21 @@ textarea, input { background: var(--sheet) }
 textarea, input { padding: .35rem .6rem; width: 100% } textarea { margin-top: .4rem; resize: vertical }
 textarea, .mono { font: 13px/1.5 ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace }
 .top input { width: 15rem } .try { margin-top: .6rem }
-button { margin: .5rem 0; padding: .3rem 1.1rem; cursor: pointer; background: var(--link); color: #fff }
+button { margin: .5rem 0; padding: .3rem 1.1rem; cursor: pointer; background: var(--link); color: var(--on) }
 button { border-color: transparent; font-weight: 600 } .dim { color: var(--dim) }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #0e1318; --sheet: #151c23; --ink: #e3eaf0; --dim: #9dadbc; --rule: #27323c; --soft: #1c252e }
-  :root { --link: #7cc4ee; --good: #7fd6a1; --warn: #ffcf7d; --bad: #ff8a80 } button { color: #04121b }
-}
+dialog { border: 1px solid var(--rule); border-radius: 12px; background: var(--sheet); color: var(--ink) }
+dialog { max-width: min(36rem, calc(100vw - 2rem)); padding: 1.2rem 1.4rem } dialog p { margin: 0 0 .6rem }
+dialog code { font-weight: 700 } dialog button { margin: 0 .5rem 0 0 } #confirmed { background: var(--bad) }
 """
+    f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {_DARK} }} }}\n'
+    f':root[data-theme="dark"] {{ {_DARK} }}\n'
+)
 """The console's colours and shapes: see `console/src/style.css`."""
 
 _SCRIPT = """
 "use strict";
+try { document.documentElement.dataset.theme = localStorage.getItem("penstock-theme") || ""; } catch { }
 const at = document.getElementById("operations");
 const make = (name, text, parent) => {
   const made = document.createElement(name);
@@ -62,16 +70,16 @@ const make = (name, text, parent) => {
 };
 const resolve = (schema, api) => schema && schema.$ref
   ? api.components.schemas[schema.$ref.split("/").pop()] : schema;
-// What examples are about. What an answer gives (a session, a receipt, a message's id) goes into the next examples.
-const known = { queue: "orders", channel: "main", consumer: "indexer", session: "1", task: "1" };
-Object.assign(known, { message: "0", receipt: "", node: "", shard: 0 });
+// What examples are about: nothing that anybody uses. What a change gives (a session, a receipt, a message's id) goes
+// into the next examples. What a list gives does not: that may be somebody else's.
+const known = { queue: "try-me", channel: "main", consumer: "try-me", session: "try-me", task: "0" };
+Object.assign(known, { message: "0", receipt: "", node: "try-me", shard: 0 });
 const learn = (found) => {
   if (Array.isArray(found)) { found.slice(-1).forEach(learn); return; }
   if (found === null || typeof found !== "object") return;
   for (const [name, value] of Object.entries(found)) {
     if (typeof value === "object") learn(value);
     else if (name === "id") known.message = value;
-    else if (name === "session" && "held" in found) continue; // Somebody else's, as the list of sessions has it.
     else if (["session", "task", "receipt"].includes(name) && value) known[name] = String(value);
   }
 };
@@ -79,7 +87,7 @@ const bodies = {
   create_queue: () => ({ name: known.queue, settings: { lease: 30 } }),
   change_queue: () => ({ lease: 45 }),
   send_messages: () => [{ body: "tea", attributes: { table: 7 } }, { body: "cake" }],
-  create_channel: () => ({ name: "audit", start: "head" }),
+  create_channel: () => ({ name: "try-me", start: "head" }),
   receive_messages: () => ({ max: 1 }),
   receive_from_channel: () => ({ max: 1 }),
   ack_messages: () => ({ receipt: known.receipt }),
@@ -91,7 +99,7 @@ const bodies = {
   delete_messages: () => ({ ids: [known.message] }),
   release_named_messages: () => ({ ids: [known.message] }),
   reschedule_messages: () => ({ ids: [known.message], delay: 60 }),
-  start_redrive: () => ({ queue: known.queue, target: "elsewhere", create: true, contains: "tea", rate: 100 }),
+  start_redrive: () => ({ queue: known.queue, target: "try-me-too", create: true, contains: "tea", rate: 100 }),
   commit_work: () => ({ sends: [{ queue: known.queue, body: "done" }] }),
   open_session: () => ({ name: "docs", ttl: 30 }),
   move_consumer: () => ({ offset: 1, allow_rewind: true }),
@@ -140,6 +148,18 @@ const fields = (schema, api, parent, shown = new Set()) => {
     prose(field.description || "", about);
   }
 };
+const confirmed = (what) => new Promise((tell) => {
+  const dialog = document.getElementById("confirm");
+  document.getElementById("what").textContent = what;
+  dialog.returnValue = "";
+  dialog.onclose = () => tell(dialog.returnValue === "yes");
+  document.getElementById("confirmed").onclick = () => dialog.close("yes");
+  document.getElementById("cancelled").onclick = () => dialog.close("");
+  dialog.showModal();
+});
+const destroys = (method, operation, address, body) =>
+  method === "DELETE" || /^(delete|purge|move_shard|drain)/.test(operation.operationId)
+  || /[/](delete|purge)/.test(address) || /"discard"\\s*:\\s*true/.test(body);
 const tryIt = (method, path, operation, api, details) => {
   const parent = make("div", undefined, details);
   parent.className = "try";
@@ -166,6 +186,8 @@ const tryIt = (method, path, operation, api, details) => {
   answer.setAttribute("aria-label", "answer");
   same.setAttribute("aria-label", "the same with curl");
   button.addEventListener("click", async () => {
+    if (destroys(method, operation, address.value, body ? body.value : "")
+      && !await confirmed(method + " " + address.value)) return;
     const headers = {}, token = document.getElementById("token").value;
     if (token) headers.Authorization = "Bearer " + token;
     if (body) headers["Content-Type"] = "application/json";
@@ -180,7 +202,7 @@ const tryIt = (method, path, operation, api, details) => {
       let shown = text;
       try {
         const found = JSON.parse(text);
-        if (response.ok) learn(found);
+        if (response.ok && method === "POST") learn(found);
         shown = JSON.stringify(found, null, 2);
       } catch { }
       answer.textContent = response.status + " " + response.statusText + "\\n" + shown;
@@ -237,8 +259,12 @@ def docs_page(*, has_console: bool) -> bytes:
 <input id="filter" type="search" placeholder="Filter" aria-label="Filter operations">
 <input id="token" type="password" autocomplete="off" placeholder="Token, if one is needed" aria-label="Token">
 <a href="openapi.json">openapi.json</a></header>
-<main><p id="about"></p><p class="dim">The examples are filled in. Values from an answer, such as a receipt or a
-session, are used in the examples that you open next.</p><div id="operations"></div></main>
+<main><p id="about"></p><p class="dim">The examples are filled in, for a queue of their own: <code>try-me</code>. A send
+creates it. Values from an answer, such as a receipt or a session, are used in the examples that you open next.
+Whatever deletes something is confirmed first.</p><div id="operations"></div></main>
+<dialog id="confirm" aria-labelledby="what"><p>Really send <code id="what"></code> to this server? This cannot be
+undone.</p><button type="button" id="cancelled" autofocus>Cancel</button>
+<button type="button" id="confirmed">Send</button></dialog>
 <script>{_SCRIPT}</script></body></html>
 """.encode()
 
