@@ -10,7 +10,8 @@ StoreError
 ├── DiskFull          no space: this commit was not written, and the store goes on
 ├── CommitAborted     the journal refused this commit: it was not written, and the store goes on
 ├── CommitFailed      the outcome is not known: the store must be opened again
-│   └── ShardFenced   somebody else has the shard now: it must not be opened again here, unless it is given to us
+│   ├── ShardFenced   somebody else has the shard now: it must not be opened again here, unless it is given to us
+│   └── DirectoryMoved   the data directory was moved, replaced or deleted: nothing more is written
 ├── LogUnavailable    Kafka does not answer, or does not let us in: try again later
 └── LogUnsafe         Kafka would lose what it is given, or the topics are not those that were asked for
 """
@@ -61,6 +62,12 @@ class CommitAborted(StoreError):
 
 class ShardFenced(CommitFailed):
     """Somebody else writes this shard by now. This commit was not written, and no later one will be."""
+
+
+class DirectoryMoved(CommitFailed):
+    """The path no longer leads to the directory that was opened. This commit was not written, and no later one will be,
+    until the directory is back.
+    """
 
 
 class LogUnavailable(StoreError):
