@@ -45,7 +45,7 @@ from penstock.store.errors import ADVICE, CommitFailed, DirectoryMoved, DiskFail
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
-from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, restrict
+from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, check_readable, restrict
 from penstock.store.lock import DirectoryLock, cannot_open, directory_moved, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
@@ -643,6 +643,7 @@ class StoreOpener:
 
 def refuse_several_shards(directory: Path) -> None:
     """A directory whose stores are below it is no store."""
+    check_readable(directory)
     if (directory / CLUSTER_NAME).exists():
         raise StoreError(
             f"{directory} has several shards, so it cannot be opened directly: serve it (penstock serve --data), and "

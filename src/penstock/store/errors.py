@@ -3,6 +3,7 @@
 StoreError
 ├── StoreLocked       another process has the directory open
 ├── ShardClosed       it was closed: open it again
+├── NotReadable       the directory is another user's
 ├── StoreReadOnly     a commit on a store that was opened for reading
 ├── StoreVersion      written by a version that this one does not know
 ├── StoreDamaged      damage in the middle of the journal, or in the table: nothing is skipped, opening is refused
@@ -30,6 +31,10 @@ ADVICE = (
 
 class StoreLocked(StoreError):
     """Another process has the directory open."""
+
+
+class NotReadable(StoreError):
+    """The directory is for another user. Run this as that user."""
 
 
 class ShardClosed(StoreError):

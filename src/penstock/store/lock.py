@@ -20,6 +20,7 @@ from penstock.store.layout import (
     JOURNAL_NAME,
     LOCK_NAME,
     POSITION_NAME,
+    check_readable,
 )
 
 ADVICE = (
@@ -156,6 +157,7 @@ def refuse_messages(directory: Path) -> None:
 
     >>> refuse_messages(Path("/nowhere"))
     """
+    check_readable(directory)
     for name in (JOURNAL_NAME, CLUSTER_NAME):
         if (directory / name).exists():
             raise StoreError(
@@ -169,6 +171,7 @@ def refuse_cache(directory: Path) -> None:
 
     >>> refuse_cache(Path("/nowhere"))
     """
+    check_readable(directory)
     if (directory / POSITION_NAME).exists() or any(directory.glob(f"shard-*/{POSITION_NAME}")):
         raise StoreError(
             f"{directory} holds only what a node has cached of Kafka: serve it with the engine "
