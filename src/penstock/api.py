@@ -68,6 +68,7 @@ from penstock.core.errors import (
 from penstock.core.queues.config import Backoff, QueueConfig
 from penstock.store.errors import (
     CommitFailed,
+    DirectoryMoved,
     DiskFailed,
     DiskFull,
     ShardClosed,
@@ -101,6 +102,7 @@ __all__ = [
     "Consumer",
     "ConsumerNotFound",
     "Damage",
+    "DirectoryMoved",
     "DiskFailed",
     "DiskFull",
     "FailedAttempt",

@@ -182,13 +182,26 @@ def _kind(hint: Any, declared: Option | Argument) -> Any:
     if get_origin(hint) is Literal:
         return click.Choice(get_args(hint))
     if hint is Path:
-        return click.Path(path_type=Path)
+        return GivenPath()
     if hint is datetime:
         return click.DateTime()
     if declared.min is not None or declared.max is not None:
         kind: Any = click.FloatRange if hint is float else click.IntRange
         return kind(declared.min, declared.max)
     return hint
+
+
+class GivenPath(click.Path):
+    """A path that is not empty. Whether it can be read is for who opens it: the store says whose a directory is."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, readable=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As any path; but an empty one, such as of a variable that is not set, is not the current directory."""
+        if value == "":
+            self.fail("it is empty: give a path ('.' is the current directory)", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Place(NamedTuple):

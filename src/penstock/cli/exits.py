@@ -119,6 +119,7 @@ _EXITS = {
     "BatchTooLarge": Exit.FAILED,
     "InvalidRequest": Exit.USAGE,
     "NotFound": Exit.NOTHING,
+    "NotReadable": Exit.USAGE,
     "StoreLocked": Exit.UNREACHABLE,
     "ConnectionLost": Exit.UNREACHABLE,
     "LogUnavailable": Exit.UNREACHABLE,

@@ -41,6 +41,8 @@ def place_of(text: str) -> Path | str:
     >>> place_of("penstock://host"), place_of("host:9325"), place_of("data")
     ('penstock://host', 'host:9325', PosixPath('data'))
     """
+    if not text:
+        raise click.BadParameter("it is empty: name a directory ('.' is the current one), or a server")
     is_server = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
     return text if is_server else Path(text)
 

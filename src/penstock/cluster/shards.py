@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -23,8 +22,7 @@ from penstock.server.settings import Settings
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
-from penstock.store.base import Store
-from penstock.store.embedded import open_store
+from penstock.store.embedded import StoreOpener
 from penstock.store.layout import CLUSTER_NAME
 from penstock.store.lock import DirectoryLock, refuse_incomplete
 from penstock.store.sharded import ClusterFile, read_cluster_file, shard_directory
@@ -81,8 +79,9 @@ class ShardedNode(Node):
         return self._router
 
     def _open_shard(self, data: Path, found: ClusterFile, number: int) -> Shard:
-        open_again: Callable[[], Store] = partial(open_store, shard_directory(data, number))
-        return Shard(open_again, self._clock, lambda: found.entropy, number, found.shards)
+        return Shard(
+            StoreOpener(shard_directory(data, number)), self._clock, lambda: found.entropy, number, found.shards
+        )
 
     async def stop(self) -> None:
         """Stop as any node does, then close every shard."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import InvalidRequest
 from penstock.store.base import Store
-from penstock.store.embedded import StoreOptions, open_store
+from penstock.store.embedded import StoreOpener, StoreOptions
 from penstock.store.memory import MEMORY as MEMORY
 from penstock.store.memory import MemoryStore
 
@@ -60,7 +60,7 @@ def _open_embedded(place: str, options: Mapping[str, Any]) -> Opener:
         store_options = StoreOptions(**options)
     except TypeError as error:
         raise InvalidRequest(f"unknown option: {error}") from None
-    return lambda: open_store(Path(place), options=store_options)
+    return StoreOpener(Path(place), store_options)
 
 
 def _open_memory(_place: str, options: Mapping[str, Any]) -> Opener:

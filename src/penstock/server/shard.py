@@ -27,6 +27,8 @@ When something fails:
 - `CommitFailed`, or an interrupt in the middle of a commit: whether the changes were kept is not known. Every call of
   the step gets the error; the store is opened again, the broker from it, and the parked receives are put back. What
   the broker had in mind but not in the store is gone, and nobody was told of it.
+- `DirectoryMoved`: the data directory is not where it was. The store stays as it is, with its lock, and is opened again
+  when the directory is back. Until then every call gets the error: no other directory is opened, and none is made.
 - `DiskFull`: nothing was written, and the store goes on. The broker is opened again; sends get the error, everything
   else is handled once more, since it gives space back. For `FULL_PAUSE_MS` sends are refused at once, so that
   acknowledgements flow.
@@ -73,7 +75,7 @@ from penstock.server.clock import Clock
 from penstock.server.events import LatencySampler, Recorder
 from penstock.server.proof import Proof
 from penstock.store.base import Store
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
+from penstock.store.errors import CommitFailed, DirectoryMoved, DiskFull, StoreDamaged
 from penstock.store.errors import ShardClosed as ShardClosed
 
 LAZY_COMMIT_MS = 20
@@ -505,14 +507,19 @@ class Shard:
                 self._open_broker(step.now_ms)
 
     def _is_for_another_store(self, error: Exception) -> bool:
-        """Whether a read has found damage in what is only a cache: whoever opens the shard next makes it anew."""
-        return self._proof is not None and isinstance(error, StoreDamaged)
+        """Whether a read has found damage in what is only a cache: whoever opens the shard next makes it anew. Or that
+        the data directory is not there.
+        """
+        return isinstance(error, DirectoryMoved) or (self._proof is not None and isinstance(error, StoreDamaged))
 
     def _handle(self, call: Call, step: Step, command: Command) -> None:
         kind = type(command)
         if kind is Receive:
             command.ticket = call  # type: ignore[attr-defined]
         elif kind is Tick:
+            failure = getattr(self._store, "failure", None)
+            if isinstance(failure, DirectoryMoved):
+                raise _copy(failure)
             return
         if self._full_until_ms and _adds(command) and not self.broker.was_done(command):
             call.reply, call.error = None, DiskFull(_FULL)
@@ -721,15 +728,21 @@ class Shard:
         if self._down is None or step.now_ms >= self._down_until_ms:
             try:
                 if not self._store_is_good:
+                    getattr(self._store, "check_place", _nothing)()
                     self._close_store()
                     self._store = self._open_store()
                     self._store_is_good = True
                 self._open_broker(step.now_ms)
+                if isinstance(self._down, DirectoryMoved):
+                    log.warning("the data directory is back: the store was opened again")
                 self._down = None
                 self._take_back(step.now_ms)
                 return True
             except Exception as error:
-                log.exception("the store could not be opened again")
+                if not isinstance(error, DirectoryMoved):
+                    log.exception("the store could not be opened again")
+                elif not isinstance(self._down, DirectoryMoved):
+                    log.error("%s", error)
                 self._down = error
                 self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
         assert self._down is not None
@@ -754,7 +767,9 @@ class Shard:
 
     def _give_up_store(self, step: Step, error: Exception) -> None:
         self._is_well = self._store_is_good = False
-        if self._proof is None:
+        if isinstance(error, DirectoryMoved):  # who has noticed it has logged it
+            self._down = error
+        elif self._proof is None:
             log.error("a commit failed, the store will be opened again: %s", error)
         self._unpark(step)
         self._lose(error)
@@ -986,6 +1001,10 @@ def _shortened(call: Call, broker: Broker, now_ms: int) -> Command:
             return command
         wait_ms = info.config.receive_wait_ms
     return msgspec.structs.replace(command, wait_ms=max(0, wait_ms - (now_ms - call.parked_ms)))
+
+
+def _nothing() -> None:
+    """What a store that has no place has to check."""
 
 
 def _copy(error: Exception) -> Exception:

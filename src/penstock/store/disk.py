@@ -6,6 +6,7 @@ in memory that tears, loses and delays what was not synced.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -150,18 +151,41 @@ class RealFile:
 
 
 class RealDisk:
-    """The operating system's file systems."""
+    """The operating system's file systems; or, of a directory that is held open, what is in that one.
+
+    With a descriptor, every path has to be below `directory`, and is looked up from the descriptor: whatever becomes of
+    the directory's name, no other directory is written to.
+    """
+
+    def __init__(self, directory: Path | None = None, descriptor: int | None = None) -> None:
+        self._directory = directory
+        self._descriptor = descriptor
+
+    def _name(self, path: Path) -> Path:
+        return path if self._directory is None else path.relative_to(self._directory)
+
+    def _open(self, path: Path, flags: int) -> int:
+        return os.open(self._name(path), flags | os.O_CLOEXEC, FILE_MODE, dir_fd=self._descriptor)
 
     def open(self, path: Path, *, writable: bool, create: bool = False) -> RealFile:
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_TRUNC if create else 0)
-        return RealFile(os.open(path, flags | os.O_CLOEXEC, FILE_MODE))
+        return RealFile(self._open(path, flags))
 
     def names(self, directory: Path) -> list[str]:
-        return os.listdir(directory)
+        descriptor = self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def make_directory(self, directory: Path) -> None:
         """Make a directory, for nobody else, and those above it, each durably."""
-        self._make_directory(directory, DIRECTORY_MODE)
+        if self._directory is None:
+            self._make_directory(directory, DIRECTORY_MODE)
+            return
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._name(directory), DIRECTORY_MODE, dir_fd=self._descriptor)
+            self.sync_directory(directory.parent)
 
     def _make_directory(self, directory: Path, mode: int = 0o777) -> None:
         if directory.is_dir():
@@ -171,14 +195,15 @@ class RealDisk:
         self.sync_directory(directory.parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
+        held = self._descriptor
+        os.rename(self._name(source), self._name(target), src_dir_fd=held, dst_dir_fd=held)
 
     def remove(self, path: Path) -> None:
-        os.unlink(path)
+        os.unlink(self._name(path), dir_fd=self._descriptor)
 
     def sync_directory(self, directory: Path) -> None:
         """`fsync` of the directory."""
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = self._open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
@@ -186,5 +211,5 @@ class RealDisk:
 
     def free_bytes(self, directory: Path) -> int:
         """What `statvfs` says is free for this user."""
-        status = os.statvfs(directory)
+        status = os.statvfs(directory if self._descriptor is None else self._descriptor)
         return status.f_bavail * status.f_frsize

@@ -29,23 +29,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.core.errors import StoreError
 from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import Store, StoreStats, Table
 from penstock.store.disk import Disk, RealDisk, is_full
-from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
+from penstock.store.errors import ADVICE, CommitFailed, DirectoryMoved, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
-from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, restrict
-from penstock.store.lock import DirectoryLock, cannot_open, refuse_cache, refuse_incomplete
+from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME, check_readable, restrict
+from penstock.store.lock import DirectoryLock, cannot_open, directory_moved, refuse_cache, refuse_incomplete
 from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
@@ -179,6 +180,8 @@ class EmbeddedStore:
         self._first_commit_at = 0.0
         self._stopping = False
         self._closed = False
+        self.known: Known | None = None
+        """What `open_embedded` has to find when it opens this store again."""
         self._apply_lock = threading.Lock()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -475,6 +478,16 @@ class EmbeddedStore:
     # The rest.
 
     @property
+    def failure(self) -> StoreError | None:
+        """Why every commit is refused; None if none is, as far as it was noticed."""
+        return self._failure or getattr(self._journal, "failure", None)
+
+    def check_place(self) -> None:
+        """Raise `DirectoryMoved` if the path no longer leads to the directory that was opened."""
+        if not self._closed and isinstance(self._journal, FileJournal):
+            self._journal.check_place()
+
+    @property
     def stats(self) -> StoreStats:
         return replace(self._stats, unapplied_bytes=self._unapplied_bytes())
 
@@ -484,6 +497,10 @@ class EmbeddedStore:
         """
         if self._closed:
             return
+        try:
+            self.check_place()
+        except DirectoryMoved as error:
+            self._failure = self._failure or error
         self._closed = True
         with self._changed:
             self._stopping = True
@@ -535,11 +552,7 @@ def open_store(
     ...     dict(open_store(directory, read_only=True).scan(b""))
     {b'color/sky': b'blue'}
     """
-    if (Path(directory) / CLUSTER_NAME).exists():
-        raise StoreError(
-            f"{directory} has several shards, so it cannot be opened directly: serve it (penstock serve --data), and "
-            "use the server"
-        )
+    refuse_several_shards(Path(directory))
     if read_only:
         return StoreView(Path(directory), disk=disk)
     return open_embedded(directory, options=options, disk=disk, background=background)
@@ -551,22 +564,28 @@ def open_embedded(
     options: StoreOptions | None = None,
     disk: Disk | None = None,
     background: bool = True,
+    known: Known | None = None,
 ) -> EmbeddedStore:
-    """Open a data directory for writing, making it if it is not there."""
+    """Open a data directory for writing, making it if it is not there. One that is `known` has to be there."""
     directory = Path(directory)
     refuse_cache(directory)
     refuse_incomplete(directory)
-    disk = disk or RealDisk()
     options = options or StoreOptions()
     with contextlib.ExitStack() as opened:
         try:
-            disk.make_directory(directory)
+            if known is None:
+                (disk or RealDisk()).make_directory(directory)
+            else:
+                known.check(directory)
             lock = DirectoryLock(directory)
             opened.callback(lock.release)
+            disk = disk or RealDisk(directory, lock.descriptor)
             _expect_table(directory, disk)
             restrict(directory)
-            table = SqliteTable(directory / TABLE_NAME)
+            table = SqliteTable(directory / TABLE_NAME, check_place=lock.check)
             opened.callback(table.close)
+            if known is not None and table.identity != known.table:
+                raise directory_moved(directory, "another store is there now")
             journal = FileJournal(
                 disk,
                 directory / JOURNAL_NAME,
@@ -574,16 +593,62 @@ def open_embedded(
                 segment_bytes=options.segment_bytes,
                 background=background,
                 is_expected=table.had_journal,
+                lock=lock if isinstance(disk, RealDisk) else None,
             )
             opened.callback(journal.close)
             store = EmbeddedStore(
                 journal, table, options, disk=disk, directory=directory, lock=lock, background=background
             )
             table.note_journal()
+            store.known = Known(os.fstat(lock.descriptor), table.identity)
+            journal.check_place()
         except OSError as error:
             raise _cannot_open(directory, error) from error
         opened.pop_all()
         return store
+
+
+class Known(NamedTuple):
+    """By what a store is known that was open before."""
+
+    directory: os.stat_result
+    table: int
+
+    def check(self, directory: Path) -> None:
+        """Raise `DirectoryMoved` if a path does not lead to the directory, or the table is not in it."""
+        try:
+            is_there = os.path.samestat(directory.stat(), self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            raise directory_moved(directory, "it is not there any more") from None
+        if not is_there:
+            raise directory_moved(directory, "its name leads to another directory now")
+        if not (directory / TABLE_NAME).exists():
+            raise directory_moved(directory, f"{directory / TABLE_NAME} was deleted")
+
+
+class StoreOpener:
+    """Opens the store in a directory for writing; and again, when it has failed: then it has to be the same one."""
+
+    def __init__(self, directory: Path, options: StoreOptions | None = None) -> None:
+        self._directory = directory
+        self._options = options
+        self._known: Known | None = None
+
+    def __call__(self) -> Store:
+        refuse_several_shards(self._directory)
+        store = open_embedded(self._directory, options=self._options, known=self._known)
+        self._known = store.known
+        return store
+
+
+def refuse_several_shards(directory: Path) -> None:
+    """A directory whose stores are below it is no store."""
+    check_readable(directory)
+    if (directory / CLUSTER_NAME).exists():
+        raise StoreError(
+            f"{directory} has several shards, so it cannot be opened directly: serve it (penstock serve --data), and "
+            "use the server"
+        )
 
 
 def _not_applied(error: Exception) -> str:

@@ -3,6 +3,7 @@
 StoreError
 ├── StoreLocked       another process has the directory open
 ├── ShardClosed       it was closed: open it again
+├── NotReadable       the directory is another user's
 ├── StoreReadOnly     a commit on a store that was opened for reading
 ├── StoreVersion      written by a version that this one does not know
 ├── StoreDamaged      damage in the middle of the journal, or in the table: nothing is skipped, opening is refused
@@ -10,7 +11,8 @@ StoreError
 ├── DiskFull          no space: this commit was not written, and the store goes on
 ├── CommitAborted     the journal refused this commit: it was not written, and the store goes on
 ├── CommitFailed      the outcome is not known: the store must be opened again
-│   └── ShardFenced   somebody else has the shard now: it must not be opened again here, unless it is given to us
+│   ├── ShardFenced   somebody else has the shard now: it must not be opened again here, unless it is given to us
+│   └── DirectoryMoved   the data directory was moved, replaced or deleted: nothing more is written
 ├── LogUnavailable    Kafka does not answer, or does not let us in: try again later
 └── LogUnsafe         Kafka would lose what it is given, or the topics are not those that were asked for
 """
@@ -29,6 +31,10 @@ ADVICE = (
 
 class StoreLocked(StoreError):
     """Another process has the directory open."""
+
+
+class NotReadable(StoreError):
+    """The directory is for another user. Run this as that user."""
 
 
 class ShardClosed(StoreError):
@@ -61,6 +67,12 @@ class CommitAborted(StoreError):
 
 class ShardFenced(CommitFailed):
     """Somebody else writes this shard by now. This commit was not written, and no later one will be."""
+
+
+class DirectoryMoved(CommitFailed):
+    """The path no longer leads to the directory that was opened. This commit was not written, and no later one will be,
+    until the directory is back.
+    """
 
 
 class LogUnavailable(StoreError):

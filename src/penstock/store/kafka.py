@@ -29,7 +29,7 @@ from penstock.core.storage.changes import Changes
 from penstock.store.base import ReadThrough
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions
-from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
+from penstock.store.errors import DirectoryMoved, LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
@@ -172,7 +172,7 @@ class _Opening:
                 start=found.position if found is not None else None,
                 splits=(found.chunk_splits, found.record_splits) if found is not None else ({}, {}),
             )
-            journal.saves(self._saver(journal, table.identity))
+            journal.saves(self._saver(journal, table.identity, lock))
             opened.callback(journal.close)
             store = EmbeddedStore(
                 journal,
@@ -234,7 +234,7 @@ class _Opening:
             return f"it is {age_s:.0f} seconds old, and Kafka forgets deletions after {topics.delete_retention_ms} ms"
         return None
 
-    def _saver(self, journal: KafkaJournal, table: int) -> Callable[[LogPosition], None]:
+    def _saver(self, journal: KafkaJournal, table: int, lock: DirectoryLock) -> Callable[[LogPosition], None]:
         topics = self._topics
 
         def save(position: LogPosition) -> None:
@@ -253,8 +253,9 @@ class _Opening:
                 record_splits,
             )
             try:
+                lock.check()
                 write_position(self._home, found)
-            except OSError as error:  # the one that is there is behind, which does no harm
+            except (OSError, DirectoryMoved) as error:  # the one that is there is behind, which does no harm
                 log.warning("shard %d: the position of the cache cannot be written: %s", self._shard, error)
 
         return save

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.errors import StoreError
+from penstock.store.errors import NotReadable
 
 LOCK_NAME = "lock"
 """Who has the directory open for writing."""
@@ -45,6 +45,7 @@ def is_store(directory: Path) -> bool:
     >>> is_store(Path("/nowhere"))
     False
     """
+    check_readable(directory)
     return any((directory / name).exists() for name in (TABLE_NAME, JOURNAL_NAME, BALLAST_NAME))
 
 
@@ -97,14 +98,14 @@ def restrict(directory: Path) -> None:
 
 
 def check_readable(directory: Path) -> None:
-    """Raise if a data directory is there, and is for another user."""
+    """Raise `NotReadable` if a data directory is there, and is for another user."""
     for path, needed in (
         (directory, os.R_OK | os.X_OK),
         (directory / TABLE_NAME, os.R_OK),
         (directory / JOURNAL_NAME, os.R_OK | os.X_OK),
     ):
         if os.access(path, os.F_OK) and not os.access(path, needed):
-            raise StoreError(
+            raise NotReadable(
                 f"this user may not read {path}: a data directory is for the user who writes to it (number "
                 f"{path.stat().st_uid}). Run this as that user, or ask its server."
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 from pathlib import Path
 
 from penstock.core.errors import StoreError
-from penstock.store.errors import StoreLocked
+from penstock.store.errors import DirectoryMoved, StoreLocked
 from penstock.store.layout import (
     BACKUP_INCOMPLETE_NAME,
     CLUSTER_NAME,
@@ -19,6 +20,7 @@ from penstock.store.layout import (
     JOURNAL_NAME,
     LOCK_NAME,
     POSITION_NAME,
+    check_readable,
 )
 
 ADVICE = (
@@ -28,20 +30,30 @@ ADVICE = (
 """For whoever opens a directory in Python."""
 
 
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.ENOTCONN})
+"""What the operating system says when a path leads nowhere any more. Other errors leave it open."""
+
+
 class DirectoryLock:
     """An exclusive lock on a data directory, held until `release` or the end of the process.
 
     The lock is the kernel's (`flock`) on the directory itself: a file could be removed while it is locked, and another
     one locked in its place. The file `lock` is locked as well, because earlier versions look there. It says who holds
     it, for the error message alone; one that was left by a process that is gone locks nobody out.
+
+    The lock goes with the directory, and not with its name. `check` says whether the name still leads to it.
     """
 
     def __init__(self, directory: Path, advice: str = ADVICE) -> None:
+        self._directory = directory
+        self._paths = (directory, directory.absolute())
+        """Either may lead to it: the working directory may have changed, or have another name by now."""
         self._path = directory / LOCK_NAME
         self._descriptors = [os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:
             self._lock_directory()
-            self._descriptors.append(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._descriptors.append(os.open(LOCK_NAME, flags, FILE_MODE, dir_fd=self.descriptor))
             fcntl.flock(self._descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()
         except BlockingIOError:
@@ -71,9 +83,49 @@ class DirectoryLock:
             os.pwrite(self._descriptors[-1], signature, 0)
             os.ftruncate(self._descriptors[-1], len(signature))
 
+    @property
+    def descriptor(self) -> int:
+        """The locked directory itself."""
+        return self._descriptors[0]
+
+    def check(self) -> None:
+        """Raise `DirectoryMoved` if the directory's name no longer leads to the one that is locked."""
+        if not self._descriptors:
+            return
+        try:
+            held = os.fstat(self.descriptor)
+        except OSError as error:
+            raise directory_moved(self._directory, f"it cannot be reached ({error.strerror})") from error
+        what = "it is not there any more"
+        for path in self._paths:
+            try:
+                if os.path.samestat(os.stat(path), held):
+                    return
+                what = "its name leads to another directory now"
+            except OSError as error:
+                if error.errno not in _GONE:
+                    return
+        raise directory_moved(self._directory, what + self._new_name(held))
+
+    def _new_name(self, held: os.stat_result) -> str:
+        """Where the locked directory is now, as far as Linux tells."""
+        with contextlib.suppress(OSError):
+            now = os.readlink(f"/proc/self/fd/{self.descriptor}")
+            if os.path.samestat(os.stat(now), held):
+                return f", and all that was acknowledged is in {now}"
+        return ""
+
     def release(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def directory_moved(directory: Path, what: str) -> DirectoryMoved:
+    """A data directory is not where it was when it was opened."""
+    return DirectoryMoved(
+        f"the data directory {directory} was moved, replaced or deleted while it was open: {what}. Nothing more is "
+        "written. Put the directory back; or stop this process, restore a backup, and start again."
+    )
 
 
 # A data directory has messages in it, or what a node has cached of a log in Kafka. Neither is opened as the other.
@@ -105,6 +157,7 @@ def refuse_messages(directory: Path) -> None:
 
     >>> refuse_messages(Path("/nowhere"))
     """
+    check_readable(directory)
     for name in (JOURNAL_NAME, CLUSTER_NAME):
         if (directory / name).exists():
             raise StoreError(
@@ -118,6 +171,7 @@ def refuse_cache(directory: Path) -> None:
 
     >>> refuse_cache(Path("/nowhere"))
     """
+    check_readable(directory)
     if (directory / POSITION_NAME).exists() or any(directory.glob(f"shard-*/{POSITION_NAME}")):
         raise StoreError(
             f"{directory} holds only what a node has cached of Kafka: serve it with the engine "

@@ -324,11 +324,15 @@ class SqliteTable:
         kept_free_bytes: int = KEPT_FREE_BYTES,
         on_damage: Callable[[], None] | None = None,
         check_chunk: Callable[[bytes], object] | None = None,
+        check_place: Callable[[], None] | None = None,
     ) -> None:
         """`on_damage` is for a table that is a cache: called, in any thread, when that turns out to be damaged. What
         is cached can be had again: `check_chunk` looks at what is read, and raises `ChunkDamaged` if it is not whole.
+        `check_place` raises if the path leads to another table by now. It is called before the table is opened again.
         """
         self._path = path
+        self._uri = path.absolute().as_uri()
+        self._check_place = check_place or (lambda: None)
         self._check_chunk = check_chunk or (lambda chunk: None)
         self._is_cache = on_damage is not None
         self._on_damage = on_damage or (lambda: None)
@@ -339,10 +343,10 @@ class SqliteTable:
         self._flaws: list[Flaw] = []
         with translated(path):
             make_file(path)
-            self._writer = connect(f"{path.absolute().as_uri()}?mode=rwc")
+            self._writer = connect(f"{self._uri}?mode=rwc")
             try:
                 meta = self._prepare()
-                self._anchor = connect(f"{path.absolute().as_uri()}?mode=ro")
+                self._anchor = connect(f"{self._uri}?mode=ro")
                 self._anchor.execute("SELECT count(*) FROM meta").fetchone()
                 self._identity = meta["identity"]
                 self._position = meta["position"]
@@ -659,8 +663,9 @@ class SqliteTable:
     def _borrow(self) -> TableReads:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
+        self._check_place()
         with self._translated():
-            connection = connect(f"{self._path.absolute().as_uri()}?mode=rw")
+            connection = connect(f"{self._uri}?mode=rw")
             connection.execute("PRAGMA query_only = ON")
         return TableReads(connection, self._left_out)
 

@@ -65,7 +65,14 @@ from penstock.core.queues.origin import Origin
 from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.core.storage.chunk import Chunk
 from penstock.protocols.bulk.publishing import FindId, Publish, put_ids
-from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, STAGED_BYTES_MAX, PieceNotFound, Staging, remove
+from penstock.protocols.bulk.staging import (
+    DIRECTORY_MODE,
+    PIECE_BYTES_MAX,
+    STAGED_BYTES_MAX,
+    PieceNotFound,
+    Staging,
+    remove,
+)
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, Resource, operation
@@ -557,7 +564,10 @@ class Bulk(Resource):
         return self._staging
 
     def _new_staging(self) -> Staging:
-        data = self.services.settings.server.data
+        server = self.services.settings.server
+        data = server.data
+        if server.engine == "zookeeper":  # nothing else makes it
+            Path(data).mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         root = Path(tempfile.mkdtemp(prefix="penstock-")) if data == MEMORY else Path(data)
         return Staging(root / STAGING_NAME)
 

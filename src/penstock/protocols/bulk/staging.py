@@ -125,7 +125,7 @@ class Staging:
         with self._lock:  # or `forget_empty` could come in between
             self.account(token, 0)
             try:
-                self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+                self._root.mkdir(DIRECTORY_MODE, exist_ok=True)  # not those above: they may be gone, and are not ours
                 directory.mkdir(DIRECTORY_MODE, exist_ok=True)
                 return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
             except FileNotFoundError:  # the token was dropped just now

@@ -539,6 +539,12 @@ EXPLAINED = (
     Explained(
         "disk_full", 503, "The server's disk is full. Nothing was done.", "Free some space, and send the request again."
     ),
+    Explained(
+        "directory_moved",
+        503,
+        "The server's data directory was moved, replaced or deleted while the server runs. Nothing was done.",
+        "The server's log says what happened. Put the directory back; or stop the server and restore a backup.",
+    ),
     Explained("disk_failed", 503, "The server's disk could not be read.", "The server's log says which file, and why."),
     Explained("shard_unserved", 503, "In a cluster: no node serves the queue at the moment. Nothing was done.", _AGAIN),
     Explained("commit_aborted", 503, "In a cluster: the commit was aborted. Nothing was done.", _AGAIN),

@@ -26,12 +26,17 @@ After a failed `fdatasync` the kernel may have dropped what it could not write, 
 called again on that file: the commit's outcome is not known, and every later commit is refused until the store is
 opened again. Opening writes the last whole frame once more and syncs it, because a process that ended between write and
 sync has left it in the page cache only.
+
+Directory gone. A write into an open segment succeeds although the directory was moved or deleted. So the thread looks
+every `CHECK_SECONDS`, and before each new segment, whether the path still leads to this journal. If it does not, every
+later commit is refused with `DirectoryMoved`. What was acknowledged before is in the segments, wherever they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import threading
 import time
 from collections import deque
@@ -40,9 +45,10 @@ from pathlib import Path
 
 from penstock.core.storage.changes import Buffer, Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, Disk, File, is_full
-from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
+from penstock.store.errors import ADVICE, CommitFailed, DirectoryMoved, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.journal.frames import ALIGNMENT, FRAMES_START, aligned, encode_frame, encode_mark, segment_header
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
+from penstock.store.lock import DirectoryLock, directory_moved
 
 SEGMENT_BYTES = 4 << 20
 FIRST_SEGMENT_BYTES = 4 << 20
@@ -52,6 +58,10 @@ GROWTH = 4
 FIRST_USE = 16
 """A segment that is filled to this part is the time to make the next one ready."""
 RETRY_SECONDS = 1.0
+CHECK_SECONDS = 1.0
+"""How often to look whether the journal is where it was."""
+
+log = logging.getLogger("penstock.store")
 
 _TEMPORARY_NAME = "new.tmp"
 
@@ -92,8 +102,12 @@ class FileJournal:
         headroom_bytes: int = HEADROOM_BYTES,
         background: bool = True,
         is_expected: bool = False,
+        lock: DirectoryLock | None = None,
     ) -> None:
-        """`is_expected`: there was a journal before, so that it has to be there."""
+        """`is_expected`: there was a journal before, so that it has to be there. `lock` is that of the data directory,
+        if its place is to be watched.
+        """
+        self._lock = lock
         self._is_expected = is_expected
         self._disk = disk
         self._directory = directory
@@ -103,7 +117,7 @@ class FileJournal:
         self._headroom_bytes = min(headroom_bytes, self._first_segment_bytes // 4)
         self._number = 0
         self._trimmed = 0
-        self._failed: str | None = None
+        self._failed: CommitFailed | None = None
         self._current: _Segment | None = None
         self._retired: deque[_Segment] = deque()
         self._spares: deque[_Segment] = deque()
@@ -175,7 +189,7 @@ class FileJournal:
     def append(self, changes: Changes) -> int:
         """Make a commit durable and give its position."""
         if self._failed is not None:
-            raise CommitFailed(self._failed)
+            raise type(self._failed)(*self._failed.args)
         number = self._number + 1
         parts, nbytes = encode_frame(changes, number, self._identity)
         size = (nbytes + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, which costs a call
@@ -209,11 +223,42 @@ class FileJournal:
                 segment.file.write((encode_mark(self._number, self._identity, rolled),), segment.offset)
 
     def _fail(self, doing: str, segment: _Segment, error: OSError) -> CommitFailed:
-        self._failed = (
+        self._failed = CommitFailed(
             f"{doing} journal segment {segment.path} failed ({error}): whether the commit was kept is not known. "
             "Open the store again before the next commit, and look at the disk."
         )
-        return CommitFailed(self._failed)
+        return self._failed
+
+    # The journal's place.
+
+    def check_place(self) -> None:
+        """Raise `DirectoryMoved` if the path no longer leads to this journal."""
+        if self._lock is None:
+            return
+        self._lock.check()
+        current = self._current
+        try:
+            names = self._disk.names(self._directory)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        except OSError:
+            return
+        if current is not None and current.path.name not in names and current is self._current:
+            raise directory_moved(self._directory.parent, f"{current.path} was deleted")
+
+    def _watch_place(self) -> None:
+        """Refuse every commit from now on if the journal is not where it was."""
+        if self._failed is None:
+            try:
+                self.check_place()
+            except DirectoryMoved as error:
+                log.error("%s", error)
+                self._failed = error
+
+    @property
+    def failure(self) -> CommitFailed | None:
+        """Why every commit is refused; None if none is."""
+        return self._failed
 
     # Room for the next frame.
 
@@ -274,8 +319,11 @@ class FileJournal:
     def _refused(self, size: int, error: OSError) -> DiskFull | CommitFailed:
         if is_full(error):
             return _disk_full(self._directory, size, error)
-        self._failed = f"making room in {self._directory} failed ({error}). Open the store again, and look at the disk."
-        return CommitFailed(self._failed)
+        if self._failed is None:
+            self._failed = CommitFailed(
+                f"making room in {self._directory} failed ({error}). Open the store again, and look at the disk."
+            )
+        return type(self._failed)(*self._failed.args)
 
     def _want_segment_if_low(self) -> None:
         current = self._current
@@ -291,12 +339,16 @@ class FileJournal:
     def _keep_ready(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stopping or len(self._spares) > SPARES_MAX)
+                self._changed.wait_for(
+                    lambda: self._wanted or self._stopping or len(self._spares) > SPARES_MAX, CHECK_SECONDS
+                )
                 if self._stopping:
                     return
                 wanted = self._wanted
             if wanted:
                 self._prepare_segment()
+            else:
+                self._watch_place()
             with contextlib.suppress(OSError):
                 self._remove_spares(SPARES_MAX)
 
@@ -304,7 +356,10 @@ class FileJournal:
         """Make one more segment ready, and tell who waits whether it worked."""
         refusal: OSError | None = None
         segment: _Segment | None = None
+        self._watch_place()
         try:
+            if self._failed is not None:
+                raise OSError(errno.ESTALE, str(self._failed))
             segment = self._recycle() or self._create_segment(self._next_sequence(), self._next_size())
         except OSError as error:
             refusal = error
@@ -415,6 +470,7 @@ class FileJournal:
             self._changed.notify_all()
         if self._worker is not None:
             self._worker.join()
+        self._watch_place()
         with contextlib.suppress(OSError):
             self._remove_spares(0)
             self._start_small()
@@ -426,7 +482,7 @@ class FileJournal:
         self._spares.clear()
         self._ready.clear()
         self._current = None
-        self._failed = "the store is closed"
+        self._failed = CommitFailed("the store is closed")
 
     def _start_small(self) -> None:
         current = self._current
