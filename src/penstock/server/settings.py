@@ -965,6 +965,8 @@ class Settings(_Section, frozen=True):
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
         for name in SECTIONS:
             getattr(self, name).check_settings(f"[{name}]")
+        if not self.server.data:
+            raise InvalidSettings("[server] data is empty: name a directory. Is a variable unset?")
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
