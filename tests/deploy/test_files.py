@@ -70,6 +70,16 @@ def test_the_image_can_be_built_without_an_engine_and_says_how_it_is_run(tmp_pat
     assert image.environment["PATH"] == "/penstock/bin"
 
 
+def test_the_server_beside_spark_has_what_spark_reads(tmp_path: Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    assert "arrow" in compose["penstock"]["build"]["args"]["EXTRAS"].split(",")
+    (build, _), _ = stages(DOCKERFILE, tmp_path, {"EXTRAS": "kafka,arrow"})
+    assert build.environment["EXTRAS"] == "kafka,arrow"
+    assert "[${EXTRAS}]" in DOCKERFILE.read_text()
+    (build, _), _ = stages(DOCKERFILE, tmp_path)
+    assert build.environment["EXTRAS"] == "kafka"
+
+
 def test_an_instruction_that_the_build_without_an_engine_does_not_know_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM python:3.13-slim\nADD a b\n")
     with pytest.raises(ImageError, match="has ADD"):
