@@ -13,11 +13,12 @@ WORKDIR /source
 COPY pyproject.toml hatch_build.py README.md LICENSE constraints.txt ./
 COPY tools tools
 COPY src src
-# kafka: so that the same image is a node of a cluster
+# kafka: so that the same image is a node of a cluster. Spark needs arrow, too: --build-arg EXTRAS=kafka,arrow
+ARG EXTRAS=kafka
 RUN PENSTOCK_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /penstock \
     && python -m pip --python /penstock/bin/python install --no-cache-dir --constraint constraints.txt \
-        "$(ls /wheels/penstock-*.whl)[kafka]" \
+        "$(ls /wheels/penstock-*.whl)[${EXTRAS}]" \
     && find /penstock -type d '(' -name tests -o -name f2py -o -name schema_registry ')' -prune -exec rm -rf {} + \
     && find /penstock '(' -name '*.py[ix]' -o -name '*.pxd' -o -name '*.[ach]' ')' -delete \
     && find /penstock -name '*.so' -exec strip --strip-unneeded {} + \

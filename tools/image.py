@@ -121,6 +121,8 @@ def stages(
         if name == "ARG":
             key, _, value = rest.partition("=")
             arguments[key] = (given or {}).get(key, value)
+            if found:  # an argument of a stage is a variable in it
+                found[-1][0].environment[key] = arguments[key]
         elif name == "FROM":
             base, _, alias = re.sub(r"\$\{(\w+)\}", lambda each: arguments[each[1]], rest).partition(" AS ")
             found.append((Stage(base, alias, where / (alias or "image")), []))

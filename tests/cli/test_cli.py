@@ -1373,3 +1373,41 @@ def test_by_default_what_failed_twice_waits_before_it_is_tried_again(shell: Shel
     (row,) = shell.json("queue", "list")
     assert (row["ready"], row["delayed"]) == (0, 1)
     assert len(shell.json("receive", "orders", "--wait", "5")) == 1
+
+
+# -- a place that was not meant ----------------------------------------------------------------------------------------
+
+
+def test_a_command_that_makes_a_store_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("send", "orders", "tea").err == "penstock: made a new store in data. A server is named with --url\n"
+    assert run("send", "orders", "tea").err == ""
+    assert run("queue", "create", "orders", "--data", "other").err == "penstock: made a new store in other\n"
+    assert run("send", "orders", "tea", "--data", "third", "-q").err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("send", "orders", "tea", "--url", ""),
+        ("send", "orders", "tea", "--data", ""),
+        ("send", "orders", "--file", ""),
+        ("peek", "orders", "--data="),
+        ("store", "backup", "", "copy"),
+        ("serve", "--data", ""),
+    ],
+)
+def test_an_empty_place_is_refused(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run(*command)
+    assert ended.status == Exit.USAGE and "is empty" in ended.err and "Is a variable unset?" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_misspelled_variable_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", "1")
+    monkeypatch.setenv("PENSTOCK_KEY_OF_A", "1")
+    ended = run("send", "orders", "tea", "-q", "--data", str(directory))
+    assert ended.status == 0
+    assert ended.err == ("penstock: warning: PENSTOCK_URI is no variable of Penstock, perhaps PENSTOCK_URL is meant\n")

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_the_image_can_be_built_without_an_engine_and_says_how_it_is_run(tmp_pat
     assert (image.entrypoint, image.command, image.stop_signal) == (["penstock"], ["serve"], "SIGTERM")
     assert image.health[:2] == ["python", "-c"]
     assert image.environment["PATH"] == "/penstock/bin"
+
+
+def test_the_server_beside_spark_has_what_spark_reads(tmp_path: Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    assert "arrow" in compose["penstock"]["build"]["args"]["EXTRAS"].split(",")
+    (build, _), _ = stages(DOCKERFILE, tmp_path, {"EXTRAS": "kafka,arrow"})
+    assert build.environment["EXTRAS"] == "kafka,arrow"
+    assert "[${EXTRAS}]" in DOCKERFILE.read_text()
+    (build, _), _ = stages(DOCKERFILE, tmp_path)
+    assert build.environment["EXTRAS"] == "kafka"
 
 
 def test_an_instruction_that_the_build_without_an_engine_does_not_know_is_an_error(tmp_path: Path) -> None:
@@ -172,6 +183,17 @@ def test_the_unit_starts_stops_and_reloads_the_server() -> None:
     assert "HUP" in service["ExecReload"] and service["DynamicUser"] == "yes"
     assert service["Environment"].split("=")[0] in OURS
     assert int(service["TimeoutStopSec"]) > 10
+
+
+def test_the_page_writes_the_settings_that_the_unit_needs(tmp_path: Path) -> None:
+    """A server of its own reads them, as pasted: without the file, systemd would start none."""
+    page = (ROOT / "docs" / "deploy.md").read_text().partition("## systemd")[2]
+    found = re.search(r"cat > (\S+) <<'END'\n(.*?)^END\n.*systemctl enable", page, re.DOTALL | re.MULTILINE)
+    assert found and f"--config {found[1]}\n" in (DEPLOY / "systemd" / "penstock.service").read_text()
+    (tmp_path / "penstock.toml").write_text(found[2])
+    gathered(tmp_path / "penstock.toml", {"PENSTOCK_DATA": str(tmp_path)}).check()
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert "deploy" in package["include"]
 
 
 def test_systemd_finds_nothing_in_the_unit(tmp_path: Path) -> None:

@@ -79,6 +79,25 @@ def test_a_directory_that_was_given_has_its_messages_for_the_next_server(tmp_pat
         assert ps.queue("orders").receive().text == "tea"
 
 
+def test_a_server_takes_no_settings_from_the_environment_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ENGINE", "kafka")
+    monkeypatch.setenv("PENSTOCK_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_ACCESS_KEY", "mine")
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", "my secret")
+    with testing.server() as server, server.connect() as ps:
+        ps.queue("orders").send(b"tea")
+        assert ps.queue("orders").receive(wait=5).text == "tea"
+
+
+def test_an_environment_that_was_given_reaches_the_server() -> None:
+    given = os.environ | {"PENSTOCK_SQS_PORT": "many"}
+    with (
+        pytest.raises(testing.ServerFailed, match="PENSTOCK_SQS_PORT is 'many'"),
+        testing.server(environment=given),
+    ):
+        pass
+
+
 def test_a_server_that_cannot_start_says_why() -> None:
     with (
         pytest.raises(testing.ServerFailed, match="has no key 'porst'"),

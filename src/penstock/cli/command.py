@@ -45,17 +45,18 @@ class Option:
         envvar: str | None = None,
         metavar: str | None = None,
         show_default: bool | str = True,
+        may_be_empty: bool = True,
     ) -> None:
         self.flags, self.help, self.section, self.envvar, self.metavar = flags, help, section, envvar, metavar
         self.min, self.max = min, max
-        self.show_default = show_default
+        self.show_default, self.may_be_empty = show_default, may_be_empty
 
 
 class Argument:
     """A parameter that is given by its place."""
 
-    def __init__(self, *, help: str, min: int | None = None) -> None:
-        self.help, self.min, self.max = help, min, None
+    def __init__(self, *, help: str, min: int | None = None, may_be_empty: bool = True) -> None:
+        self.help, self.min, self.max, self.may_be_empty = help, min, None, may_be_empty
 
 
 class Options:
@@ -66,6 +67,24 @@ class Options:
 
     def __init__(self, declared: Callable[[], Mapping[str, Any]]) -> None:
         self.declared = declared
+
+
+class _Given(click.Parameter):
+    """A parameter that may not be empty: with `--data "$UNSET"`, nobody means the current directory."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """The value as the command gets it."""
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            raise click.BadParameter("it is empty. Is a variable unset?", ctx, self)
+        return super().process_value(ctx, value)
+
+
+class _GivenOption(_Given, click.Option):
+    pass
+
+
+class _GivenArgument(_Given, click.Argument):
+    pass
 
 
 class Command(click.Command):
@@ -153,7 +172,9 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     if get_origin(hint) in (Union, UnionType):  # `Literal | None` is the former
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     many = get_origin(hint) is list
-    kind = _kind(get_args(hint)[0] if many else hint, declared)
+    kind_of = get_args(hint)[0] if many else hint
+    kind = _kind(kind_of, declared)
+    may_be_empty = declared.may_be_empty and kind_of is not Path
     required, default = parameter.default is parameter.empty, parameter.default
     common: dict[str, Any] = {"type": kind, "required": required}
     if many:
@@ -161,11 +182,12 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     elif not required:
         common["default"] = default
     if isinstance(declared, Argument):
-        return click.Argument([parameter.name], nargs=-1 if many else 1, **common)
+        of = click.Argument if may_be_empty else _GivenArgument
+        return of([parameter.name], nargs=-1 if many else 1, **common)
     flag = f"--{parameter.name.replace('_', '-')}"
     flags = declared.flags or ((f"{flag}/--no{flag[1:]}",) if default is True else (flag,))
     says_nothing = required or default in (None, False, "")
-    return click.Option(
+    return (click.Option if may_be_empty else _GivenOption)(
         [*flags, parameter.name],
         help=declared.help,
         is_flag=True if hint is bool else None,

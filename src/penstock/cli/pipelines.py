@@ -22,7 +22,7 @@ import click
 
 from penstock.cli.command import Argument, Command, Group, Option
 from penstock.cli.output import AsJson, print_json, print_rows
-from penstock.cli.store import Data, Token, Url, chosen
+from penstock.cli.store import Data, Token, Url, chosen, warn_of_misspelled_variables
 from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
@@ -385,6 +385,7 @@ def _session(
 def _where(pipeline: Pipeline, data: Path | None, url: str | None, token: str | None) -> Where:
     from penstock.pipelines.where import where_of
 
+    warn_of_misspelled_variables()
     if data is not None and url is not None:
         raise click.BadParameter("give --data or --url, not both")
     return where_of(pipeline.settings, url, None if data is None else str(data), token, pipeline.file.parent)

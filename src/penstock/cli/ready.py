@@ -17,7 +17,7 @@ import click
 from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.pipelines import STOPPED, Master, in_utc, invalid_reported, run_pipeline, spark_for
-from penstock.cli.store import Token, Url
+from penstock.cli.store import Token, Url, warn_of_misspelled_variables
 from penstock.pipelines.definition import seconds_of
 from penstock.pipelines.ready import ready_pipeline
 from penstock.signals import told_to_stop
@@ -284,6 +284,7 @@ def join(
 def _where(url: str | None, token: str | None) -> Where:
     from penstock.pipelines.where import Where, http_url
 
+    warn_of_misspelled_variables()
     place = url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN") or None)
 

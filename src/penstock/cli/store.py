@@ -42,6 +42,7 @@ Url = Annotated[
         "-u",
         help="A server instead of a directory: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
+        may_be_empty=False,
         section="Where the queues are",
     ),
 ]
@@ -54,6 +55,8 @@ Token = Annotated[
     ),
 ]
 
+_VARIABLES = ("DATA", "URL", "TOKEN", "CONFIG", "DATABASE")
+"""What commands read of the environment: PENSTOCK_DATA and so on."""
 _ARGUMENTS = ("queue", "queues", "channel", "consumer", "session", "bodies", "receipts", "offset")
 """Of these, some are given without a flag."""
 _SAID_HERE = {
@@ -83,7 +86,8 @@ def on_store(
     def decorate(function: Callable[Concatenate[Penstock, P], R]) -> Callable[..., R]:
         @functools.wraps(function)
         def command(*arguments: Any, data: Data = None, url: Url = None, token: Token = None, **options: Any) -> R:
-            place = opened(data, url, token, read_only=read_only, creates=creates, timeout=timeout)
+            silent = bool(options.get("quiet"))
+            place = opened(data, url, token, read_only=read_only, creates=creates, timeout=timeout, silent=silent)
             with _speaking_of(options), place as ps:
                 return function(ps, *arguments, **options)
 
@@ -136,12 +140,18 @@ def opened(
     read_only: bool = False,
     creates: bool = False,
     timeout: float | None = None,
+    silent: bool = False,
 ) -> Iterator[Penstock]:
-    """The store that flags and environment name, open while the block runs."""
+    """The store that flags and environment name, open while the block runs. If it is a new one, the user is told,
+    unless the command is to be `silent`."""
     place = chosen(data, url)
     if isinstance(place, Path):
+        is_new = creates and not is_store(place) and not (place / CLUSTER_NAME).exists()
         with _directory(place, read_only=read_only, creates=creates) as ps:
             yield ps
+        if is_new and not silent:
+            hint = "" if data is not None else ". A server is named with --url"
+            print(f"penstock: made a new store in {place}{hint}", file=sys.stderr)
     else:
         token = token or os.environ.get("PENSTOCK_TOKEN")
         with _speaking_of_tokens(token), _server(place, token, timeout) as ps:
@@ -163,6 +173,7 @@ def _speaking_of_tokens(token: str | None) -> Iterator[None]:
 
 def chosen(data: Path | None, url: str | None) -> Path | str:
     """A directory, or a server's address. Flags go before the environment, and two of a kind contradict each other."""
+    warn_of_misspelled_variables()
     if data is not None and url is not None:
         raise click.BadParameter("give --data or --url, not both")
     if data is not None or url is not None:
@@ -171,6 +182,22 @@ def chosen(data: Path | None, url: str | None) -> Path | str:
     if in_data and in_url:
         raise click.BadParameter("PENSTOCK_DATA and PENSTOCK_URL are both set: say --data or --url")
     return in_url or Path(in_data or DEFAULT_DIRECTORY)
+
+
+def warn_of_misspelled_variables() -> None:
+    """Tell of a variable such as PENSTOCK_URI, which nobody reads: the command would go on with another place."""
+    for name in sorted(os.environ):
+        prefix, _, rest = name.partition("_")
+        if prefix != "PENSTOCK" or rest in _VARIABLES:
+            continue
+        from difflib import get_close_matches
+
+        if near := get_close_matches(rest, _VARIABLES, 1):
+            from penstock.server.sources import VARIABLES
+
+            if name not in VARIABLES:
+                text = f"{name} is no variable of Penstock, perhaps PENSTOCK_{near[0]} is meant"
+                print(f"penstock: warning: {text}", file=sys.stderr)
 
 
 def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:

@@ -92,10 +92,10 @@ def server(
     """Run a server on free ports until the block ends.
 
     It keeps its messages in a temporary directory, unless one is given: then they are there for the next server.
-    `config` is the text of a penstock.toml. `environment` replaces that of this process; without it, the server gets
-    this one's without variables that are settings of servers (`PENSTOCK_...`): those are of another server.
+    `config` is the text of a penstock.toml. The server inherits the environment of this process without its
+    `PENSTOCK_*` variables, unless `environment` is given.
     """
-    if environment is None:
+    if environment is None:  # a developer's PENSTOCK_ENGINE or PENSTOCK_ACCESS_KEY is not for tests
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         place = Path(temporary)
