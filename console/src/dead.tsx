@@ -3,7 +3,7 @@ import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMess
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
 import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
-import { duration, errorGroup, number } from "./text";
+import { duration, errorGroup, moment, number } from "./text";
 
 const CALLS_MAX = 50;
 const SHOWN_MAX = 100;
@@ -273,7 +273,7 @@ function Start({ from, scope, close }: { from: string; scope: Scope; close: () =
       cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`, ...(creates ? ["--create"] : [])] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
         ask("POST /v1/redrives", {
-          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, rate: rate ? Number(rate) : null },
+          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, until: counted.value?.started_at, rate: rate ? Number(rate) : null },
         })
       }
       done={isDeleting ? "The deletion is under way." : "The redrive is under way."}
@@ -322,19 +322,23 @@ function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void
 }
 
 function Progress({ redrive, stop }: { redrive: Redrive; stop: () => void }) {
-  const { status, moved, to_move, skipped, error, discard, group } = redrive;
+  const { status, moved, to_move, skipped, error, discard, group, target, selected, started_at } = redrive;
+  const left = to_move - moved - skipped;
   return (
     <div class="bar redrive">
       <span class="mono">{redrive.queue}</span>
+      {target && <span>to {target}</span>}
       {group && <span class="note">{group}</span>}
+      {selected != null && <span class="note">{number(selected)} selected</span>}
       <span class={`tag ${status}`}>{status}</span>
       <progress max={Math.max(1, to_move)} value={status === "done" ? Math.max(1, to_move) : moved} aria-label={`Redrive ${redrive.task}`} />
       <span>
         {number(moved)} {discard ? "deleted" : "moved"}
-        {status === "running" && ` of ${number(to_move)} at most`}
-        {skipped > 0 && `, ${number(skipped)} skipped`}
+        {skipped > 0 && selected == null && `, ${number(skipped)} left where they are`}
+        {status === "running" && left > 0 && `, ${number(left)} still to look at`}
         {error && `: ${error}`}
       </span>
+      <small title={moment(started_at)}>{duration(Date.now() / 1000 - started_at)} ago</small>
       {status === "running" && may("admin", redrive.queue) && <Button onClick={stop}>Stop</Button>}
     </div>
   );

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from penstock.console import CONSOLE_POLICY, console_files
 from tests.pages.browser import Browser, Page
-from tests.pages.console import ROOT, SOURCE, offers, press, shows, write
+from tests.pages.console import ROOT, SOURCE, labelled, no_dialogue, offers, press, shows, write
 from tests.protocols.rest.serving import Server
 from tools import generate_console_types
 
@@ -224,6 +225,33 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         page.value("location.hash = '#/queues/orders'")
         page.until("!!document.querySelector('table')")
         assert offers(page, "Purge…")
+
+
+def test_a_redrive_moves_what_its_dialogue_said_and_the_list_says_where_to(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+
+    def fail(client: Any, count: int) -> None:
+        client.post("/v1/queues/mail/messages", json=[{"body": "x"}] * count)
+        for message in client.post("/v1/queues/mail/receive", json={"max": count}).json()["messages"]:
+            client.post("/v1/queues/mail/release", json={"receipt": message["receipt"], "error": "timeout"})
+
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}})
+        client.post("/v1/queues", json={"name": "again"})
+        fail(client, 3)
+        with browser.open(f"{server.url}/#/queues/mail/dead") as page:
+            press(page, "Redrive…")
+            labelled(page, "To another queue", "again")
+            shows(page, "to again, and is delivered")
+            page.until("document.querySelector('dialog').innerText.includes('Redrive 3')")
+            fail(client, 4)
+            press(page, "Redrive 3", "dialog")
+            no_dialogue(page)
+            shows(page, "3 moved")
+            shows(page, "to again")
+        assert client.get("/v1/queues/mail.dead").json()["stats"]["messages"] == 4
 
 
 def test_who_may_read_some_queues_sees_their_charts_and_no_error(
