@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
+import penstock
 from penstock.console import CONSOLE_POLICY, console_files
 from tests.pages.browser import Browser, Page
 from tests.pages.console import ROOT, SOURCE, labelled, no_dialogue, offers, press, shows, write
@@ -252,6 +253,25 @@ def test_a_redrive_moves_what_its_dialogue_said_and_the_list_says_where_to(
             shows(page, "3 moved")
             shows(page, "to again")
         assert client.get("/v1/queues/mail.dead").json()["stats"]["messages"] == 4
+
+
+def test_a_queue_shows_the_receivers_that_wait_and_since_when_a_connection_is_there(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": "idle"})
+        client.post("/v1/queues/busy/messages", json={"body": "x"})
+    waiting = threading.Thread(target=lambda: server.client().post("/v1/queues/idle/receive", json={"wait": 20}))
+    waiting.start()
+    with penstock.connect(server.url) as ps, browser.open(f"{server.url}/#/queues/idle") as page:
+        shows(page, "1 receiver waits for messages")
+        shows(page, "Nobody holds a message of this queue")
+        ps.queue("busy").receive()
+        page.value("location.hash = '#/sessions'")
+        page.until("/connected \\d+ s ago/.test(document.body.innerText)")
+        ps.queue("idle").send("x")
+    waiting.join()
 
 
 def test_who_may_read_some_queues_sees_their_charts_and_no_error(

@@ -642,6 +642,7 @@ class SessionRow(Result, omit_defaults=False):
     """In a cluster: the node that has its connection."""
     ttl: float | None
     seen_at: float
+    """The last sign of life; of a connection: when it was made."""
     held: int
     leases: list[HeldMessages]
 
