@@ -274,6 +274,24 @@ def test_a_queue_shows_the_receivers_that_wait_and_since_when_a_connection_is_th
     waiting.join()
 
 
+def test_deliveries_of_a_subscription_with_a_filter_are_told_with_what_was_left_out(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    subscription = {"protocol": "email", "endpoint": "a@b.c", "target": "", "url": ""}
+    filtered = {**subscription, "attributes": {"FilterPolicy": '{"type": ["tea"]}'}}
+    subscriptions = {"sns.subscription.1": json.dumps(subscription), "sns.subscription.2": json.dumps(filtered)}
+    with server.client() as client:
+        labels = {"sns.topic": "{}", **subscriptions}
+        client.post("/v1/queues", json={"name": "sns.news", "settings": {"labels": labels}})
+    with browser.open(f"{server.url}/#/topics") as page:
+        page.until("document.querySelectorAll('.subscriptions tbody tr').length === 2")
+        first, second = page.value(
+            "[...document.querySelectorAll('.subscriptions tbody tr')].map((each) => each.innerText)"
+        )
+        assert "or filtered" not in first and "or filtered" in second
+
+
 def test_who_may_read_some_queues_sees_their_charts_and_no_error(
     browser: Browser, serve: Callable[..., Server]
 ) -> None:
