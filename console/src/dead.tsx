@@ -321,7 +321,7 @@ function Start({ from, scope, started, close }: { from: string; scope: Scope; st
       cli={["redrive", from, ...scope.cli, ...(isDeleting ? ["--discard"] : []), ...(target ? [`--to=${target}`, ...(creates ? ["--create"] : [])] : []), ...(rate ? ["--rate", rate] : [])]}
       act={() =>
         ask("POST /v1/redrives", {
-          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, rate: rate ? Number(rate) : null },
+          body: { queue: from, ...scope.some, discard: isDeleting, target: target || null, create: creates, until: counted.value?.started_at, rate: rate ? Number(rate) : null },
         }).then(started)
       }
       done={isDeleting ? "The deletion is under way." : "The redrive is under way."}
@@ -371,19 +371,23 @@ function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void
 }
 
 function Progress({ redrive, stop }: { redrive: Redrive; stop: () => void }) {
-  const { status, moved, to_move, skipped, error, discard, group } = redrive;
+  const { status, moved, to_move, skipped, error, discard, group, target, selected, started_at } = redrive;
+  const left = to_move - moved - skipped;
   return (
     <div class="bar redrive">
       <span class="mono">{redrive.queue}</span>
+      {target && <span>to {target}</span>}
       {group && <span class="note">{group}</span>}
+      {selected != null && <span class="note">{number(selected)} selected</span>}
       <span class={`tag ${status}`}>{status}</span>
       <progress max={Math.max(1, to_move)} value={status === "done" ? Math.max(1, to_move) : moved} aria-label={`Redrive ${redrive.task}`} />
       <span>
         {number(moved)} {discard ? "deleted" : "moved"}
-        {status === "running" && ` of ${number(to_move)} at most`}
-        {skipped > 0 && `, ${number(skipped)} skipped`}
+        {skipped > 0 && selected == null && `, ${number(skipped)} left where they are`}
+        {status === "running" && left > 0 && `, ${number(left)} still to look at`}
         {error && `: ${error}`}
       </span>
+      <small title={moment(started_at)}>{duration(Date.now() / 1000 - started_at)} ago</small>
       {status === "running" && may("admin", redrive.queue) && <Button onClick={stop}>Stop</Button>}
     </div>
   );

@@ -61,7 +61,7 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
           {!!consumers.value?.consumers.length && (
             <Consumers queue={name} consumers={consumers.value.consumers} ask={setAsked} />
           )}
-          <QueueSessions queue={name} />
+          <QueueSessions queue={name} waiting={stats.channels.reduce((sum, each) => sum + each.waiting_receivers, 0)} />
         </>
       )}
       {asked && <Question name={name} asked={asked} queue={found} close={close} gone={() => go("")} />}

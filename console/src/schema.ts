@@ -270,6 +270,7 @@ export interface NewRedrive {
   group?: string | null;
   discard?: boolean;
   dry_run?: boolean;
+  until?: number | null;
 }
 export interface NewSchedule {
   ids?: string[] | null;
@@ -497,6 +498,7 @@ export interface Redrive {
   group?: string | null;
   discard?: boolean;
   counted_all?: boolean;
+  selected?: number | null;
 }
 export interface RedriveList {
   redrives: Redrive[];

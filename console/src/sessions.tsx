@@ -6,17 +6,19 @@ import { counted, duration, number } from "./text";
 type Found = Operations["GET /v1/sessions"]["answer"];
 type One = Found["sessions"][number];
 
-/** Who holds messages of a queue, and since when. */
-export function QueueSessions({ queue }: { queue: string }) {
+/** Who holds messages of a queue, and since when; and how many receivers wait for some. */
+export function QueueSessions({ queue, waiting }: { queue: string; waiting: number }) {
   const found = useLive("GET /v1/queues/{queue}/sessions", { queue }, true);
   return (
     <section>
       <header class="bar">
         <h2>Sessions</h2>
-        <small>who holds messages of this queue, and since when</small>
+        <small>
+          who holds messages of this queue, and since when; {waiting === 1 ? "1 receiver waits" : `${number(waiting)} receivers wait`} for messages
+        </small>
       </header>
       <Trouble error={found.error} />
-      {found.value && <Sessions found={found.value} again={found.again} />}
+      {found.value && <Sessions found={found.value} again={found.again} nobody="Nobody holds a message of this queue at the moment." />}
     </section>
   );
 }
@@ -31,16 +33,28 @@ export function AllSessions() {
         to whoever has the receipt, and ends by itself.
       </p>
       <Trouble error={found.error} />
-      <section>{found.value && <Sessions found={found.value} again={found.again} />}</section>
+      <section>
+        {found.value && (
+          <Sessions
+            found={found.value}
+            again={found.again}
+            nobody={
+              mayAll("read")
+                ? "Nobody is connected, and nobody holds a message."
+                : "Nobody holds a message of a queue that you may read. Who holds none is shown to readers of all queues."
+            }
+          />
+        )}
+      </section>
     </main>
   );
 }
 
-function Sessions({ found, again }: { found: Found; again: () => Promise<void> }) {
+function Sessions({ found, again, nobody }: { found: Found; again: () => Promise<void>; nobody: string }) {
   const [ending, setEnding] = useState<One>();
   const now = Date.now() / 1000;
   const { sessions, without_session: unnamed } = found;
-  if (!sessions.length && !unnamed.length) return <p class="empty">Nobody is connected, and nobody holds a message.</p>;
+  if (!sessions.length && !unnamed.length) return <p class="empty">{nobody}</p>;
   const ago = (since: number | null) => (since === null ? "–" : duration(now - since));
   const mayEnd = (session: One) => (session.leases.length ? session.leases.every((each) => may("admin", each.queue)) : mayAll("admin"));
   return (
@@ -51,7 +65,7 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
             <tr>
               <th>session</th>
               <th class="roomy">kind</th>
-              <th class="number roomy">seen</th>
+              <th class="number roomy">client</th>
               <th class="number">holds</th>
               <th>of</th>
               <th class="number">since</th>
@@ -69,7 +83,9 @@ function Sessions({ found, again }: { found: Found; again: () => Promise<void> }
                   {each.is_connection ? "connection" : each.ttl === null ? "session" : `heartbeat within ${duration(each.ttl)}`}
                   {each.node && <small> on {each.node}</small>}
                 </td>
-                <td class="number roomy">{duration(now - each.seen_at)} ago</td>
+                <td class="number roomy">
+                  {each.is_connection ? "connected" : "seen"} {duration(now - each.seen_at)} ago
+                </td>
                 <td class="number">{number(each.held)}</td>
                 <td>
                   {each.leases.map((lease) => (

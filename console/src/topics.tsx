@@ -77,7 +77,10 @@ function Topic({ topic }: { topic: TopicRow }) {
                   <td class="mono roomy">{each.filter || "–"}</td>
                   <td class="number">{each.lag === null ? "–" : number(each.lag)}</td>
                   <td class="number">{each.oldest_sent_at === null ? "–" : duration(now - each.oldest_sent_at)}</td>
-                  <td class="number roomy">{each.delivered === null ? "–" : number(each.delivered)}</td>
+                  <td class="number roomy">
+                    {each.delivered === null ? "–" : number(each.delivered)}
+                    {each.filter && <small> or filtered</small>}
+                  </td>
                   <td class={`number ${each.failed ? "bad" : ""}`}>{each.failed === null ? "–" : number(each.failed)}</td>
                 </tr>
               ))}

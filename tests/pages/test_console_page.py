@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+import penstock
 from penstock.console import CONSOLE_POLICY, console_files
 from tests.pages.browser import Browser, Page
-from tests.pages.console import ROOT, SOURCE, offers, press, reads, shows, write
+from tests.pages.console import ROOT, SOURCE, labelled, no_dialogue, offers, press, reads, shows, write
 from tests.protocols.rest.serving import Server
 from tools import generate_console_types
 
@@ -224,6 +226,70 @@ def test_a_login_can_fail_and_what_a_role_may_not_do_is_not_offered(
         page.value("location.hash = '#/queues/orders'")
         page.until("!!document.querySelector('table')")
         assert offers(page, "Purge…")
+
+
+def test_a_redrive_moves_what_its_dialogue_said_and_the_list_says_where_to(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+
+    def fail(client: Any, count: int) -> None:
+        client.post("/v1/queues/mail/messages", json=[{"body": "x"}] * count)
+        for message in client.post("/v1/queues/mail/receive", json={"max": count}).json()["messages"]:
+            client.post("/v1/queues/mail/release", json={"receipt": message["receipt"], "error": "timeout"})
+
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": "mail", "settings": {"max_receives": 1}})
+        client.post("/v1/queues", json={"name": "again"})
+        fail(client, 3)
+        with browser.open(f"{server.url}/#/queues/mail/dead") as page:
+            press(page, "Redrive…")
+            labelled(page, "To another queue", "again")
+            shows(page, "to again, and is delivered")
+            page.until("document.querySelector('dialog').innerText.includes('Redrive 3')")
+            fail(client, 4)
+            press(page, "Redrive 3", "dialog")
+            no_dialogue(page)
+            shows(page, "3 moved")
+            shows(page, "to again")
+        assert client.get("/v1/queues/mail.dead").json()["stats"]["messages"] == 4
+
+
+def test_a_queue_shows_the_receivers_that_wait_and_since_when_a_connection_is_there(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    with server.client() as client:
+        client.post("/v1/queues", json={"name": "idle"})
+        client.post("/v1/queues/busy/messages", json={"body": "x"})
+    waiting = threading.Thread(target=lambda: server.client().post("/v1/queues/idle/receive", json={"wait": 20}))
+    waiting.start()
+    with penstock.connect(server.url) as ps, browser.open(f"{server.url}/#/queues/idle") as page:
+        shows(page, "1 receiver waits for messages")
+        shows(page, "Nobody holds a message of this queue")
+        ps.queue("busy").receive()
+        page.value("location.hash = '#/sessions'")
+        page.until("/connected \\d+ s ago/.test(document.body.innerText)")
+        ps.queue("idle").send("x")
+    waiting.join()
+
+
+def test_deliveries_of_a_subscription_with_a_filter_are_told_with_what_was_left_out(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    subscription = {"protocol": "email", "endpoint": "a@b.c", "target": "", "url": ""}
+    filtered = {**subscription, "attributes": {"FilterPolicy": '{"type": ["tea"]}'}}
+    subscriptions = {"sns.subscription.1": json.dumps(subscription), "sns.subscription.2": json.dumps(filtered)}
+    with server.client() as client:
+        labels = {"sns.topic": "{}", **subscriptions}
+        client.post("/v1/queues", json={"name": "sns.news", "settings": {"labels": labels}})
+    with browser.open(f"{server.url}/#/topics") as page:
+        page.until("document.querySelectorAll('.subscriptions tbody tr').length === 2")
+        first, second = page.value(
+            "[...document.querySelectorAll('.subscriptions tbody tr')].map((each) => each.innerText)"
+        )
+        assert "or filtered" not in first and "or filtered" in second
 
 
 def test_who_may_read_some_queues_sees_their_charts_and_no_error(

@@ -1469,6 +1469,8 @@ class StartRedrive(_FirstStartRedrive, kw_only=True):
     """Only messages that failed in a queue whose name fits one of these patterns: what the caller may administer."""
     check_only: bool = False
     """Start nothing. What it would be refused for is refused; the task in the reply has the number 0."""
+    until_ms: int | None = None
+    """Only messages that came to the queue up to then."""
 
     def needs(self) -> Iterator[tuple[Right, str]]:
         """Also on the queue to which the messages go."""

@@ -206,8 +206,13 @@ def authorize_kinds(principal: Principal, queue: str, *kinds: type[Command]) -> 
     >>> authorize_kinds(Principal("till", "AK1", [Grant(("orders",), ("write",))]), "orders", Receive)
     Traceback (most recent call last):
     penstock.core.errors.AccessDenied: till needs the right to read queue 'orders' for Receive
+    >>> authorize_kinds(Principal("till", "AK1", []), "orders", *TO_SEE)
+    Traceback (most recent call last):
+    penstock.core.errors.AccessDenied: till has no right on queue 'orders'
     """
     if not principal.may(queue, *kinds):
+        if kinds == TO_SEE:
+            raise AccessDenied(f"{principal.name} has no right on queue {queue!r}")
         rights = " or ".join(dict.fromkeys(str(kind.traits.right) for kind in kinds))
         names = " or ".join(kind.__name__ for kind in kinds)
         raise AccessDenied(f"{principal.name} needs the right to {rights} queue {queue!r} for {names}")

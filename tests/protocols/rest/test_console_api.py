@@ -576,7 +576,7 @@ def test_who_has_no_right_on_a_queue_is_not_told_its_name(serve: Callable[..., S
         (sent,) = send(boss, "b-hidden", "x")
         session = done(boss.post("/v1/sessions", json={"name": "boss"}), 201)["session"]
         receive(boss, "b-hidden", session=session)
-        done(boss.post("/v1/redrives", json={"queue": "b-hidden", "target": "b-other"}), 201)
+        done(boss.post("/v1/redrives", json={"queue": "b-hidden", "target": "b-other", "create": True}), 201)
         (row,) = done(boss.get("/v1/queues/b-hidden/sessions"))["sessions"]
         task = done(boss.get("/v1/redrives"))["redrives"][0]["task"]
         answers = [

@@ -213,6 +213,21 @@ def test_one_kind_of_error_is_counted_redriven_and_another_one_deleted(http: htt
     refused(http.post("/v1/redrives", json={**rest, "target": "elsewhere"}), 400, "invalid_request")
 
 
+def test_a_redrive_moves_what_its_dry_run_has_counted_and_not_what_came_later(http: httpx.Client, name: str) -> None:
+    _fail(http, name, "timeout after 3 s", "timeout after 5 s")
+    timeouts = {"queue": f"{name}.dead", "group": "timeout after # s"}
+    counted = done(http.post("/v1/redrives", json={**timeouts, "dry_run": True}), 201)
+    time.sleep(0.01)
+    _fail(http, name, "timeout after 7 s")
+    task = _ended(http, done(http.post("/v1/redrives", json={**timeouts, "until": counted["started_at"]}), 201))
+    assert (task["status"], task["moved"], counted["to_move"]) == ("done", 2, 2)
+    assert len(_bodies(http, name)) == 2
+    (letter,) = done(http.get(f"/v1/queues/{name}.dead/messages"))["messages"]
+    one = {"queue": f"{name}.dead", "sequences": [letter["sequence"]]}
+    task = _ended(http, done(http.post("/v1/redrives", json=one), 201))
+    assert (task["moved"], task["selected"], counted["selected"]) == (1, 1, None)
+
+
 def test_a_message_that_was_brought_back_is_deleted_under_a_key_as_well(http: httpx.Client, name: str) -> None:
     _fail(http, name, "no such order")
     (dead,) = done(http.get(f"/v1/queues/{name}.dead/messages"))["messages"]

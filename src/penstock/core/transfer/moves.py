@@ -210,7 +210,7 @@ class Redrives:
             contains=command.contains,
             match_error=command.error,
             per_second=command.per_second,
-            end=queue.next_sequence,
+            end=queue.next_sequence if command.until_ms is None else queue.first_from(command.until_ms + 1),
             paced_ms=broker.now_ms - STEP_MS,
             match_group=command.group,
             discard=command.discard,

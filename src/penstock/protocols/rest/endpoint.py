@@ -20,7 +20,7 @@ import re
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Protocol, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -541,7 +541,7 @@ def _plain(decoder: Any, body: bytes) -> Any:
 
 
 def _said(error: msgspec.ValidationError, shape: Any = Any, given: Any = None) -> str:
-    """msgspec's words, with the field first, and the words that it may be.
+    """What is wrong, with the field first: in msgspec's words where those are plain, and the words that it may be.
 
     >>> _said(msgspec.ValidationError("Expected `int`, got `str` - at `$.messages[3].delay`"))
     'messages[3].delay: Expected `int`, got `str`'
@@ -551,6 +551,8 @@ def _said(error: msgspec.ValidationError, shape: Any = Any, given: Any = None) -
     "[0]: Invalid enum value 'c': it must be a, b or a number"
     >>> _said(msgspec.ValidationError("Expected `int`, got `null` - at `$[...]`"), dict[str, int], {"a": 1, "b": None})
     "['b']: Expected `int`, got `null`"
+    >>> _said(msgspec.ValidationError("Expected `int | float | str | object`, got `array` - at `$.attributes[...]`"))
+    'attributes[...]: a list, and it must be a number, a text or an object'
     """
     text = re.sub(
         r"^Object (?:contains )?((?:unknown|missing required) field `.*?`)",
@@ -574,7 +576,27 @@ def _said(error: msgspec.ValidationError, shape: Any = Any, given: Any = None) -
     words = [word for kind in kinds for word in _choices(kind)]
     if words and text.startswith("Invalid enum value"):
         text += f": it must be {', '.join(words[:-1])} or {words[-1]}"
-    return f"{place.removeprefix('.')}: {text}".removeprefix(": ")
+    return f"{place.removeprefix('.')}: {_plainly(text)}".removeprefix(": ")
+
+
+_KINDS: Final = {"int": "a number", "float": "a number", "str": "a text", "object": "an object", "array": "a list"}
+_KINDS_MORE: Final = {"bool": "true or false", "null": "null"}
+
+
+def _plainly(text: str) -> str:
+    """What msgspec says with a pattern, or with many types, in plain words.
+
+    >>> _plainly("Expected `str` matching regex '^[A-Za-z0-9._#-]{1,128}$'")
+    'a name has 1 to 128 letters, digits, dots, dashes, underscores or #'
+    """
+    if text.startswith("Expected `str` matching regex"):  # only names have one
+        return "a name has 1 to 128 letters, digits, dots, dashes, underscores or #"
+    found = re.fullmatch(r"Expected `(\w+(?: \| \w+)+)`, got `(\w+)`", text)
+    if found is None:
+        return text
+    named = _KINDS | _KINDS_MORE
+    words = list(dict.fromkeys(named.get(each, each) for each in found[1].split(" | ")))
+    return f"{named.get(found[2], found[2])}, and it must be {', '.join(words[:-1])} or {words[-1]}"
 
 
 def _parts(kind: Any) -> list[Any]:

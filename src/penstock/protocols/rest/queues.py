@@ -449,6 +449,7 @@ class Redrives(Resource):
             group=body.group,
             discard=body.discard,
             check_only=body.dry_run,
+            until_ms=milliseconds(body.until, "until"),
         )
         restrict(caller.principal, command)
         if body.group is not None and masks_of(self.services):
@@ -543,4 +544,5 @@ class Redrives(Resource):
             rate=task.per_second,
             group=None if task.match_group is None else await masks_of(self.services).text(task.match_group),
             discard=task.discard,
+            selected=None if task.sequences is None else len(task.sequences),
         )

@@ -551,6 +551,8 @@ class NewRedrive(Shape):
     """Delete the messages instead of moving them."""
     dry_run: bool = False
     """Only count the messages: `to_move` says how many there are, and `counted_all` whether that is all."""
+    until: float | None = None
+    """Only messages that came to the queue up to this time: the `started_at` of a dry run, to move what it counted."""
 
 
 class Redrive(Result, omit_defaults=False):
@@ -570,6 +572,8 @@ class Redrive(Result, omit_defaults=False):
     discard: bool = False
     counted_all: bool = True
     """false if a dry run did not look at all messages."""
+    selected: int | None = None
+    """How many messages were named by `ids` or `sequences`. null: all of the queue are looked at."""
 
 
 class RedriveList(Result):
@@ -638,6 +642,7 @@ class SessionRow(Result, omit_defaults=False):
     """In a cluster: the node that has its connection."""
     ttl: float | None
     seen_at: float
+    """The last sign of life; of a connection: when it was made."""
     held: int
     leases: list[HeldMessages]
 

@@ -46,6 +46,7 @@ class SubscriptionRow(Result, omit_defaults=False):
     """How many messages it has not got yet. null: nothing is kept for it."""
     oldest_sent_at: float | None
     delivered: int | None
+    """How many messages it is done with: delivered, or left out by its filter."""
     failed: int | None
 
 
