@@ -63,6 +63,10 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
   };
 }
 
+/** What the search finds in two forms, as it is and as JSON escapes it, and `penstock peek` in one. */
+const ESCAPED = /[^\x00-\x7f]|[<>&'+]/;
+const foundAmong = (found: number, lookedAt: number): string => `${number(found)} found among ${lookedAt === 1 ? "1 message" : `${number(lookedAt)} messages`}`;
+
 /** `#/queues/orders/messages?state=leased&by=path&what=$.order&after=99&message=104`: all that a link needs. */
 export function Messages({ name }: { name: string }) {
   const [at, go] = useAddress();
@@ -161,7 +165,7 @@ export function Messages({ name }: { name: string }) {
     }
     setSaving(false);
   };
-  const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
+  const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what) && !ESCAPED.test(search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
   const turn = (next: number[]) => go({ after: next.join(), message: undefined });
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
@@ -264,9 +268,9 @@ export function Messages({ name }: { name: string }) {
         <div aria-busy={isWorking}>
           <p class="note progress" role="status">
             {isWorking && isSearch
-              ? `Searching…${progress.lookedAt ? ` ${number(progress.found)} found among ${number(progress.lookedAt)} messages` : ""}`
+              ? `Searching…${progress.lookedAt ? ` ${foundAmong(progress.found, progress.lookedAt)}` : ""}`
               : isSearch && seen.value && messages.length > 0
-                ? `${number(messages.length)} found among ${number(seen.value.lookedAt)} messages${seen.value.next === null ? "" : ". Press Next to look at more."}`
+                ? `${foundAmong(messages.length, seen.value.lookedAt)}${seen.value.next === null ? "" : ". Press Next to look at more."}`
                 : ""}
           </p>
           <Wide>

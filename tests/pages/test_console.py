@@ -24,6 +24,7 @@ from tests.pages.console import (
     labelled,
     no_dialogue,
     offers,
+    pasted,
     press,
     reads,
     shown_command,
@@ -309,6 +310,7 @@ def test_messages_are_looked_at_and_searched_without_being_taken(browser: Browse
             press(page, "Search")
             page.until(f"{MESSAGES} === 1")
         press(page, "Clear", ".filters")
+        page.until(f"{MESSAGES} === 6")
         write(page, ".filters input[type=datetime-local]", "2099-01-01T00:00:00")
         press(page, "Search")
         page.until(f"{MESSAGES} === 0")
@@ -555,6 +557,9 @@ def test_escaped_characters_are_found_and_shown_but_sent_again_as_they_were(brow
         press(page, "Search")
         page.until(f"{MESSAGES} === 1")
         assert reads(page, ".messages td.start") == ['{"name": "Renée 李小龍"}']
+        command = page.value("document.querySelector('.cli code').textContent")
+        assert command.startswith("curl"), command
+        assert json.loads(pasted(command))["messages"][0]["body"] == body
         page.value("document.querySelector('.messages tbody tr').click()")
         page.until("document.querySelector('pre.body')?.innerText.includes('Renée 李小龍')")
         press(page, "Text", ".one")
@@ -644,6 +649,10 @@ def test_on_a_phone_the_body_of_a_message_in_the_list_can_be_read(browser: Brows
         page.until(f"{MESSAGES} === 6")
         assert 250 < page.value("document.querySelector('.messages td.start').clientWidth") < 340
         assert page.value("document.querySelector('.filters').getBoundingClientRect().height") < 160
+        for part in (".tabs", ".choice"):
+            assert page.value(
+                f"(({{scrollWidth, clientWidth}}) => scrollWidth <= clientWidth)(document.querySelector('{part}'))"
+            )
 
 
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
