@@ -412,7 +412,7 @@ def test_a_dialogue_that_is_cancelled_keeps_the_selection(browser: Browser, serv
             "document.querySelector('dialog').close()",
         ):
             press(page, "Delete…", ".picked")
-            page.until("!!document.querySelector('dialog')")
+            page.until("!!document.querySelector('dialog[open]')")
             page.value(end)
             no_dialogue(page)
             shows(page, "6 selected")
