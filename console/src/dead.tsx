@@ -202,7 +202,7 @@ export function DeadLetters({ name }: { name: string }) {
       )}
       {scope && <Start from={from} scope={scope} started={refresh} close={() => setScope(undefined)} />}
       {draft && <Send queue={name} isFifo={false} draft={draft} close={() => setDraft(undefined)} />}
-      {doing && <Change queue={from} channel="main" doing={doing} close={() => (setDoing(undefined), refresh())} />}
+      {doing && <Change queue={from} channel="main" doing={doing} close={(isDone) => (setDoing(undefined), isDone && refresh())} />}
     </main>
   );
 }

@@ -45,7 +45,7 @@ const PLACES: Place[] = [
   { path: "audit", key: "a", label: "Audit", icon: "M6 3h9l4 4v14H6zM9 12h7M9 16h7", isFor: () => !!who()?.audit },
 ];
 const KEYS: [string, string][] = [
-  ["Ctrl K", "go to a queue or a page, by its name"],
+  ["Ctrl K", "go to a queue or a page by its name, or to a message by its id"],
   ["/", "search or filter"],
   ["j, k", "next row, previous row"],
   ["Enter", "open the row"],
@@ -293,13 +293,21 @@ function Help({ close }: { close: () => void }) {
   );
 }
 
-/** Go anywhere by typing a part of its name. The server finds the queues, however many there are. */
+const MESSAGE_ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
+/** Go anywhere by typing a part of its name, or a message's id. The server finds the queues, however many there are. */
 function Palette({ close }: { close: () => void }) {
   const [typed, setTyped] = useState("");
   const [queues, setQueues] = useState<QueueRow[]>([]);
+  const [message, setMessage] = useState<{ id: string; queue: string; sequence: number }>();
   const [at, setAt] = useState(0);
   useEffect(() => {
     let isOld = false;
+    setMessage(undefined);
+    if (MESSAGE_ID.test(typed))
+      void ask("GET /v1/messages/{message}", { message: typed }).then(
+        (found) => isOld || setMessage(found),
+        () => {},
+      );
     void ask("GET /v1/overview/queues", { contains: typed, limit: 8 }).then(
       (found) => isOld || (setQueues(found.queues), setAt(0)),
       () => {},
@@ -307,6 +315,7 @@ function Palette({ close }: { close: () => void }) {
     return () => void (isOld = true);
   }, [typed]);
   const found = [
+    ...(message ? [{ label: message.id, path: `queues/${encodeURIComponent(message.queue)}/messages?message=${message.sequence}`, hint: `message ${message.sequence} of ${message.queue}` }] : []),
     ...PLACES.filter((each) => (each.isFor?.() ?? true) && each.label.toLowerCase().includes(typed.toLowerCase())).map((each) => ({
       label: each.label,
       path: each.path,
@@ -327,8 +336,8 @@ function Palette({ close }: { close: () => void }) {
   return (
     <dialog class="palette" ref={(each) => void (each && !each.open && each.showModal())} onClose={close} aria-label="Go to">
       <input
-        placeholder="A queue or a page"
-        aria-label="Name of a queue or a page"
+        placeholder="A queue, a page or the id of a message"
+        aria-label="Name of a queue or a page, or the id of a message"
         role="combobox"
         aria-expanded="true"
         aria-controls="palette-list"
@@ -345,7 +354,7 @@ function Palette({ close }: { close: () => void }) {
           </div>
         ))}
       </div>
-      {!shown.length && <p class="empty">No queue or page has this in its name.</p>}
+      {!shown.length && <p class="empty">No queue or page has this in its name, and no message has this id.</p>}
     </dialog>
   );
 }

@@ -11,6 +11,8 @@ const SHOWN_MAX = 64 * 1024;
 const HEX_MAX = 4096;
 const START_MAX = 160;
 const ARGUMENT_MAX = 64 * 1024;
+/** So many messages are not deleted without typing their number. */
+const COUNTED_MIN = 10;
 const SAVED_MAX = 10_000;
 const SAVING_MS = 60_000;
 const CSV = "text/csv";
@@ -60,6 +62,10 @@ function asked(queue: string, search: Search, view: View): Omit<Searching, "afte
     states: view === "all" ? [...STATES] : view === "retrying" ? ["ready", "delayed"] : [view],
   };
 }
+
+/** What the search finds in two forms, as it is and as JSON escapes it, and `penstock peek` in one. */
+const ESCAPED = /[^\x00-\x7f]|[<>&'+]/;
+const foundAmong = (found: number, lookedAt: number): string => `${number(found)} found among ${lookedAt === 1 ? "1 message" : `${number(lookedAt)} messages`}`;
 
 /** `#/queues/orders/messages?state=leased&by=path&what=$.order&after=99&message=104`: all that a link needs. */
 export function Messages({ name }: { name: string }) {
@@ -159,7 +165,7 @@ export function Messages({ name }: { name: string }) {
     }
     setSaving(false);
   };
-  const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what);
+  const isPlain = view === "all" && !search.since && !search.until && (search.kind === "text" || !search.what) && !ESCAPED.test(search.what);
   const isPaired = typed.kind === "path" || typed.kind === "attribute";
   const turn = (next: number[]) => go({ after: next.join(), message: undefined });
   const all = messages.length > 0 && messages.every((each) => picked.has(each.sequence));
@@ -206,20 +212,25 @@ export function Messages({ name }: { name: string }) {
             onInput={(event) => setTyped({ ...typed, value: event.currentTarget.value })}
           />
         )}
-        <label class="check">
-          since (UTC)
-          <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
-        </label>
-        <label class="check">
-          until (UTC)
-          <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
-        </label>
         <button type="submit">Search</button>
         {isSearch && (
           <Button class="quiet" onClick={() => restart({ by: undefined, what: undefined, value: undefined, since: undefined, until: undefined })}>
             Clear
           </Button>
         )}
+        <details open={!!(search.since || search.until)}>
+          <summary>Time</summary>
+          <div class="bar">
+            <label class="check">
+              since (UTC)
+              <input type="datetime-local" step="1" value={typed.since} onInput={(event) => setTyped({ ...typed, since: event.currentTarget.value })} />
+            </label>
+            <label class="check">
+              until (UTC)
+              <input type="datetime-local" step="1" value={typed.until} onInput={(event) => setTyped({ ...typed, until: event.currentTarget.value })} />
+            </label>
+          </div>
+        </details>
       </form>
       <div class="bar">
         <Choice label="States" all={VIEWS} now={view} set={(next) => restart({ state: next === "all" ? undefined : next })} />
@@ -257,9 +268,9 @@ export function Messages({ name }: { name: string }) {
         <div aria-busy={isWorking}>
           <p class="note progress" role="status">
             {isWorking && isSearch
-              ? `Searching…${progress.lookedAt ? ` ${number(progress.found)} found among ${number(progress.lookedAt)} messages` : ""}`
+              ? `Searching…${progress.lookedAt ? ` ${foundAmong(progress.found, progress.lookedAt)}` : ""}`
               : isSearch && seen.value && messages.length > 0
-                ? `${number(messages.length)} found among ${number(seen.value.lookedAt)} messages${seen.value.next === null ? "" : ". Press Next to look at more."}`
+                ? `${foundAmong(messages.length, seen.value.lookedAt)}${seen.value.next === null ? "" : ". Press Next to look at more."}`
                 : ""}
           </p>
           <Wide>
@@ -304,9 +315,13 @@ export function Messages({ name }: { name: string }) {
                     <td>
                       <span class={`tag ${each.state}`}>{each.state}</span>
                     </td>
-                    <td class="number">{duration(Date.now() / 1000 - each.sent_at)}</td>
+                    <td class="number" title={`sent ${moment(each.sent_at, true)}`}>
+                      {duration(Date.now() / 1000 - each.sent_at)}
+                    </td>
                     <td class="number roomy">{each.attempts}</td>
-                    <td class="number roomy">{each.until == null ? "–" : `in ${duration(each.until - Date.now() / 1000)}`}</td>
+                    <td class="number roomy" title={each.until == null ? undefined : moment(each.until, true)}>
+                      {each.until == null ? "–" : `in ${duration(each.until - Date.now() / 1000)}`}
+                    </td>
                     <td class="start">{each.encoding === "base64" ? "(bytes)" : bodyStart(each.body)}</td>
                   </tr>
                 ))}
@@ -437,8 +452,15 @@ export interface Doing {
   messages: { sequence: number; id: string }[];
 }
 
+const DUES = [
+  ["delay", "In some time"],
+  ["due", "At a time"],
+] as const;
+
 export function Change({ queue, channel, doing, close }: { queue: string; channel: string; doing: Doing; close: (isDone?: boolean) => void }) {
+  const [how, setHow] = useState<"delay" | "due">("delay");
   const [delay, setDelay] = useState("60");
+  const [due, setDue] = useState(() => new Date(Date.now() + 3_600_000).toISOString().slice(0, 16));
   const { what, messages } = doing;
   const sequences = messages.map((each) => each.sequence);
   const count = sequences.length === 1 ? "1 message" : `${number(sequences.length)} messages`;
@@ -449,6 +471,7 @@ export function Change({ queue, channel, doing, close }: { queue: string; channe
         title={`Delete ${count}`}
         says={`${count} of ${queue} ${sequences.length === 1 ? "is" : "are"} deleted for every channel, even if somebody is working on ${sequences.length === 1 ? "it" : "them"}. This cannot be undone.`}
         button={`Delete ${count}`}
+        name={sequences.length < COUNTED_MIN ? undefined : String(sequences.length)}
         destroys
         cli={["message", "delete", queue, ...ids]}
         act={() => ask("POST /v1/queues/{queue}/messages/delete", { queue, body: { sequences } })}
@@ -468,19 +491,33 @@ export function Change({ queue, channel, doing, close }: { queue: string; channe
         close={close}
       />
     );
+  const body = { sequences, channel, ...(how === "due" ? { due: time(due) } : { delay: Number(delay) }) };
+  const path = address("POST /v1/queues/{queue}/messages/reschedule", { queue })[1];
   return (
     <Ask
       title={`Reschedule ${count}`}
-      says={`${count} of ${queue} can be received in channel ${channel} from ${moment(Date.now() / 1000 + Number(delay))} on.`}
+      says={`${count} of ${queue} can be received in channel ${channel} from ${moment((how === "due" ? time(due) : Date.now() / 1000 + Number(delay)) ?? NaN)} on.`}
       button={`Reschedule ${count}`}
-      cli={["message", "reschedule", queue, ...ids, "--channel", channel, "--delay", delay]}
-      act={() => ask("POST /v1/queues/{queue}/messages/reschedule", { queue, body: { sequences, channel, delay: Number(delay) } })}
+      isWaiting={how === "due" && !due}
+      cli={
+        how === "due"
+          ? ["curl", "-X", "POST", location.origin + path, "-H", "content-type: application/json", "-d", JSON.stringify(body)]
+          : ["message", "reschedule", queue, ...ids, "--channel", channel, "--delay", delay]
+      }
+      act={() => ask("POST /v1/queues/{queue}/messages/reschedule", { queue, body })}
       done={`${count} rescheduled.`}
       close={close}
     >
-      <Field label="Due in" hint="seconds">
-        <input type="number" min="0" step="any" value={delay} required onInput={(event) => setDelay(event.currentTarget.value)} />
-      </Field>
+      <Choice label="When" all={DUES} now={how} set={setHow} />
+      {how === "due" ? (
+        <Field label="Due at" hint="UTC">
+          <input type="datetime-local" value={due} required onInput={(event) => setDue(event.currentTarget.value)} />
+        </Field>
+      ) : (
+        <Field label="Due in" hint="seconds">
+          <input type="number" min="0" step="any" value={delay} required onInput={(event) => setDelay(event.currentTarget.value)} />
+        </Field>
+      )}
     </Ask>
   );
 }
@@ -608,7 +645,7 @@ export function OneMessage({ queue, channel = "main", message, close, act, again
           <ol class="life">
             {found.events.map((each, index) => (
               <li key={index} class={each.what}>
-                <time>{moment(each.at)}</time> {each.text}
+                <time>{moment(each.at, true)}</time> {each.text}
                 {each.channel !== null && found.channels.length > 1 && <small> in {each.channel}</small>}
               </li>
             ))}
@@ -654,7 +691,7 @@ function Body({ message, data, isMasked }: { message: SeenMessage; data: Uint8Ar
   const views = [...(pretty === null ? [] : ["JSON"]), ...(isText ? ["Text"] : []), "Hex"];
   const [wanted, setView] = useState("");
   const view = views.includes(wanted) ? wanted : views[0]!;
-  const text = view === "JSON" ? pretty! : view === "Text" ? message.body : hex(data, HEX_MAX);
+  const text = view === "JSON" ? pretty! : view === "Text" ? message.body : hex(data, HEX_MAX, 8);
   return (
     <>
       <header class="bar">
@@ -672,7 +709,7 @@ function Body({ message, data, isMasked }: { message: SeenMessage; data: Uint8Ar
         </Button>
       </header>
       {isMasked && <p class="note">Parts of this body are masked by the server: •••</p>}
-      <pre class="body" tabIndex={0} aria-label="Body">
+      <pre class={view === "Hex" ? "body hex" : "body"} tabIndex={0} aria-label="Body">
         {text.slice(0, SHOWN_MAX)}
       </pre>
       {(text.length > SHOWN_MAX || (view === "Hex" && data.length > HEX_MAX)) && (
@@ -801,7 +838,7 @@ export function Send({ queue, isFifo, draft, close, sentAs }: Sending) {
       title={draft.copied ? `Send a changed copy to ${queue}` : `Send a message to ${queue}`}
       says={draft.copied ? `A new message is sent. ${deletes ? "Then the original is deleted." : `The message ${draft.copied} stays as it is.`}` : "Every channel of the queue gets it."}
       button="Send"
-      cli={body.length < ARGUMENT_MAX && !isMasked ? cli : undefined}
+      cli={body.length < ARGUMENT_MAX && !isMasked && !deletes ? cli : undefined}
       isWaiting={isMasked}
       act={send}
       done={String}

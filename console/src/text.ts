@@ -36,9 +36,9 @@ export function duration(seconds: number): string {
 export const seconds = (length: number): string =>
   length === 0 ? "0" : length < 1 ? `${Number((length * 1000).toPrecision(2))} ms` : length < 60 ? `${Number(length.toPrecision(2))} s` : duration(length);
 
-export const moment = (seconds: number): string => {
+export const moment = (seconds: number, isExact = false): string => {
   const at = new Date(seconds * 1000);
-  return Number.isNaN(at.getTime()) ? String(seconds) : at.toISOString().replace("T", " ").slice(0, 19) + " UTC";
+  return Number.isNaN(at.getTime()) ? String(seconds) : at.toISOString().replace("T", " ").slice(0, isExact ? 23 : 19) + " UTC";
 };
 
 const VARYING =
@@ -54,14 +54,14 @@ export function bodyBytes(body: string, encoding: string | undefined): Uint8Arra
   return Uint8Array.from(raw, (character) => character.charCodeAt(0));
 }
 
-/** A hex dump: offset, sixteen bytes, and what of them is ASCII. */
-export function hex(data: Uint8Array, most = 4096): string {
+/** A hex dump: offset, some bytes, and what of them is ASCII. */
+export function hex(data: Uint8Array, most = 4096, width = 16): string {
   const lines: string[] = [];
-  for (let at = 0; at < Math.min(data.length, most); at += 16) {
-    const row = data.subarray(at, Math.min(at + 16, data.length, most));
+  for (let at = 0; at < Math.min(data.length, most); at += width) {
+    const row = data.subarray(at, Math.min(at + width, data.length, most));
     const codes = Array.from(row, (each) => each.toString(16).padStart(2, "0")).join(" ");
     const ascii = Array.from(row, (each) => (each > 31 && each < 127 ? String.fromCharCode(each) : ".")).join("");
-    lines.push(`${at.toString(16).padStart(8, "0")}  ${codes.padEnd(47)}  ${ascii}`);
+    lines.push(`${at.toString(16).padStart(8, "0")}  ${codes.padEnd(3 * width - 1)}  ${ascii}`);
   }
   return lines.join("\n");
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from tests.pages.console import (
     labelled,
     no_dialogue,
     offers,
+    pasted,
     press,
     reads,
     shown_command,
@@ -308,6 +310,7 @@ def test_messages_are_looked_at_and_searched_without_being_taken(browser: Browse
             press(page, "Search")
             page.until(f"{MESSAGES} === 1")
         press(page, "Clear", ".filters")
+        page.until(f"{MESSAGES} === 6")
         write(page, ".filters input[type=datetime-local]", "2099-01-01T00:00:00")
         press(page, "Search")
         page.until(f"{MESSAGES} === 0")
@@ -409,7 +412,7 @@ def test_a_dialogue_that_is_cancelled_keeps_the_selection(browser: Browser, serv
             "document.querySelector('dialog').close()",
         ):
             press(page, "Delete…", ".picked")
-            page.until("!!document.querySelector('dialog')")
+            page.until("!!document.querySelector('dialog[open]')")
             page.value(end)
             no_dialogue(page)
             shows(page, "6 selected")
@@ -554,6 +557,9 @@ def test_escaped_characters_are_found_and_shown_but_sent_again_as_they_were(brow
         press(page, "Search")
         page.until(f"{MESSAGES} === 1")
         assert reads(page, ".messages td.start") == ['{"name": "Renée 李小龍"}']
+        command = page.value("document.querySelector('.cli code').textContent")
+        assert command.startswith("curl"), command
+        assert json.loads(pasted(command))["messages"][0]["body"] == body
         page.value("document.querySelector('.messages tbody tr').click()")
         page.until("document.querySelector('pre.body')?.innerText.includes('Renée 李小龍')")
         press(page, "Text", ".one")
@@ -585,6 +591,68 @@ def test_a_changed_copy_can_replace_the_original(browser: Browser, server: Serve
             5,
             6,
         ]
+
+
+def test_a_message_is_rescheduled_to_a_time(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages?message=1") as page:
+        press(page, "Reschedule…", ".one")
+        press(page, "At a time", "dialog")
+        labelled(page, "Due at", "2099-01-02T03:04")
+        shows(page, "from 2099-01-02 03:04:00 UTC on")
+        assert f"curl -sS -X POST {server.url}/v1/queues/orders/messages/reschedule" in shown_command(page)
+        press(page, "Reschedule 1 message", "dialog")
+        no_dialogue(page)
+        (channel,) = asked(server, "/v1/queues/orders/messages/1")["channels"]
+        assert channel["due_at"] == datetime(2099, 1, 2, 3, 4, tzinfo=UTC).timestamp()
+
+
+def test_many_messages_are_not_deleted_without_their_number(browser: Browser, server: Server) -> None:
+    with server.client() as client:
+        client.post("/v1/queues/orders/messages", json=[{"body": "x"}] * 14)
+    with browser.open(f"{server.url}/#/queues/orders/messages") as page:
+        page.until(f"{MESSAGES} === 20")
+        page.value("document.querySelector('.messages thead input').click()")
+        press(page, "Delete…", ".picked")
+        page.until("document.querySelector('dialog [type=submit]').disabled")
+        labelled(page, "Type", "20")
+        press(page, "Delete 20 messages", "dialog")
+        no_dialogue(page)
+        assert asked(server, "/v1/queues/orders/messages")["messages"] == []
+
+
+def test_a_message_is_reached_by_its_id_and_its_times_are_exact(browser: Browser, server: Server) -> None:
+    message = asked(server, "/v1/queues/orders/messages")["messages"][2]
+    with browser.open(server.url) as page:
+        shows(page, "mail.dead")
+        page.value("window.dispatchEvent(new KeyboardEvent('keydown', {key: 'k', ctrlKey: true, bubbles: true}))")
+        write(page, ".palette input", message["id"])
+        shows(page, "message 2 of orders")
+        key(page, "Enter")
+        page.until(
+            "document.querySelector('.one h2')?.innerText === 'Message 2' && !!document.querySelector('.life li')"
+        )
+        sent = datetime.fromtimestamp(message["sent_at"], UTC).isoformat(" ", "milliseconds")[:23] + " UTC"
+        assert reads(page, ".life time") == [sent]
+        page.until(f"document.querySelector('.messages td[title]').title.startsWith('sent {sent[:10]}')")
+        press(page, "Hex", ".one")
+        page.until("document.querySelector('pre.hex')?.innerText.includes('\\n')")
+        assert (
+            page.value("getComputedStyle(document.querySelector('pre.hex')).whiteSpace") == "pre"
+        )  # no line is broken
+        assert page.value(
+            "(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)(document.querySelector('pre.hex'))"
+        )
+
+
+def test_on_a_phone_the_body_of_a_message_in_the_list_can_be_read(browser: Browser, server: Server) -> None:
+    with browser.open(f"{server.url}/#/queues/orders/messages", width=360) as page:
+        page.until(f"{MESSAGES} === 6")
+        assert 250 < page.value("document.querySelector('.messages td.start').clientWidth") < 340
+        assert page.value("document.querySelector('.filters').getBoundingClientRect().height") < 160
+        for part in (".tabs", ".choice"):
+            assert page.value(
+                f"(({{scrollWidth, clientWidth}}) => scrollWidth <= clientWidth)(document.querySelector('{part}'))"
+            )
 
 
 def test_a_message_tells_its_whole_life(browser: Browser, server: Server) -> None:
@@ -1000,7 +1068,7 @@ def test_the_keys_are_listed(browser: Browser, server: Server) -> None:
     with browser.open(server.url) as page:
         shows(page, "orders")
         key(page, "?")
-        shows(page, "go to a queue or a page, by its name")
+        shows(page, "go to a queue or a page by its name, or to a message by its id")
         before = page.value("document.documentElement.dataset.theme")
         page.value("document.querySelector('dialog').close()")
         no_dialogue(page)
