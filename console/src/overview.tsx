@@ -186,7 +186,7 @@ function Queues({ go }: { go: (path: string) => void }) {
           </Button>
         </nav>
       )}
-      {creating && <CreateQueue close={() => (setCreating(false), void listed.again())} />}
+      {creating && <CreateQueue go={go} close={() => (setCreating(false), void listed.again())} />}
     </section>
   );
 }
@@ -224,7 +224,7 @@ function Row({ row, isAt }: { row: QueueRow; isAt: boolean }) {
   );
 }
 
-function CreateQueue({ close }: { close: () => void }) {
+function CreateQueue({ go, close }: { go: (path: string) => void; close: () => void }) {
   const [name, setName] = useState("");
   return (
     <Ask
@@ -232,7 +232,7 @@ function CreateQueue({ close }: { close: () => void }) {
       says="The queue gets the default settings, which you can change on its page. A name that ends with .fifo makes a FIFO queue."
       button="Create"
       cli={["queue", "create", name || "NAME"]}
-      act={() => ask("POST /v1/queues", { body: { name } })}
+      act={() => ask("POST /v1/queues", { body: { name } }).then(() => go(`queues/${encodeURIComponent(name)}`))}
       done={`${name} is created.`}
       close={close}
     >
