@@ -32,7 +32,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
           <Tiles
             tiles={[
               { label: "Queues", value: number(totals!.queues) },
-              { label: "Ready", value: number(totals!.ready) },
+              { label: "Ready", value: number(totals!.ready), title: "In all queues: dead letters in their dead-letter queues count, too" },
               { label: "Leased", value: number(totals!.leased) },
               { label: "Delayed", value: number(totals!.delayed) },
               {
