@@ -228,7 +228,7 @@ def test_settings_show_ranges_and_defaults_and_can_be_changed(browser: Browser, 
 def test_what_destroys_says_what_and_asks_for_the_name(browser: Browser, server: Server) -> None:
     with browser.open(f"{server.url}/#/queues/orders") as page:
         press(page, "Purge…", "header")
-        shows(page, "All 6 messages of this queue are deleted")
+        shows(page, "This queue has 6 messages. All are deleted")
         confirm = element("Delete the messages", "dialog")
         assert page.value(f"{confirm}.disabled") is True
         labelled(page, "Type", "order")
