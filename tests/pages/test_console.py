@@ -746,7 +746,7 @@ def test_unsaved_settings_are_kept_and_said(browser: Browser, server: Server) ->
     with browser.open(f"{server.url}/#/queues/orders/settings") as page:
         write(page, "#setting-lease", "77")
         page.until(f"{saves} === 'Save 1 change'")
-        assert page.value(closes)
+        page.until(closes)
         page.value("location.hash = '#/queues/mail/settings'")
         shows(page, "Changes of orders are not saved yet. You find them under Settings.")
         page.until("document.querySelector('#setting-lease')?.value === '30'")
@@ -754,7 +754,7 @@ def test_unsaved_settings_are_kept_and_said(browser: Browser, server: Server) ->
         page.until("document.querySelector('#setting-lease')?.value === '77'")
         press(page, "Save 1 change")
         page.until("!document.querySelector('.savebar')")
-        assert not page.value(closes)
+        page.until(f"!({closes})")
         assert asked(server, "/v1/queues/orders")["settings"]["lease"] == 77
         page.value("location.hash = '#/queues/mail/settings'")
         page.until("document.querySelector('#setting-lease')?.value === '30'")
