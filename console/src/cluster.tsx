@@ -25,7 +25,7 @@ export function Cluster() {
         <>
           <p class="note">
             {state.alone
-              ? "This server is not part of a cluster. It has every shard."
+              ? "This server is not part of a cluster. It has every shard. Its rates and counts are on the overview."
               : `${counted(state.nodes.length, "node")}, ${counted(state.shards.length, "shard")}, version ${state.version} of the partition map. This page is served by ${state.own}.`}
           </p>
           {moving + lost > 0 && (
@@ -67,9 +67,13 @@ function Nodes({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) =
               <th>state</th>
               <th class="roomy">address</th>
               <th class="number">shards</th>
-              <th class="number">messages/s</th>
-              <th class="number">waiting</th>
-              <th class="number roomy">stored</th>
+              {!state.alone && (
+                <>
+                  <th class="number">messages/s</th>
+                  <th class="number">waiting</th>
+                  <th class="number roomy">stored</th>
+                </>
+              )}
               <th class="roomy">version</th>
               {maySteer && <th>actions</th>}
             </tr>
@@ -86,9 +90,13 @@ function Nodes({ state, ask: put }: { state: ClusterState; ask: (asked: Asked) =
                 </td>
                 <td class="mono roomy">{each.http}</td>
                 <td class="number">{number(each.shards)}</td>
-                <td class="number">{rate(each.rate)}</td>
-                <td class="number">{count(each.backlog)}</td>
-                <td class="number roomy">{size(each.bytes)}</td>
+                {!state.alone && (
+                  <>
+                    <td class="number">{rate(each.rate)}</td>
+                    <td class="number">{count(each.backlog)}</td>
+                    <td class="number roomy">{size(each.bytes)}</td>
+                  </>
+                )}
                 <td class="mono roomy">{each.version}</td>
                 {maySteer && (
                   <td class="actions">

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, may, type ErrorGroup, type NewRedrive, type Redrive, type SeenMessage } from "./api";
 import { Change, draftOf, OneMessage, Send, type Doing, type Draft } from "./messages";
-import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded } from "./parts";
+import { Ask, Button, Choice, Field, Trouble, useLive, useLoaded, useRows } from "./parts";
 import { QueueHeader } from "./queue";
 import { counted, duration, errorGroup, moment, number } from "./text";
 
@@ -102,6 +102,9 @@ export function DeadLetters({ name }: { name: string }) {
     isDeleting,
     known: picked.size,
   });
+  const groups = dead.value?.groups ?? [];
+  const show = (group: string) => setOpen(open === group ? undefined : group);
+  const [at] = useRows(groups.length, (index) => show(groups[index]!.group));
   const refresh = () => (setPicked(new Map()), setChosen(undefined), void dead.again());
   return (
     <main>
@@ -159,12 +162,12 @@ export function DeadLetters({ name }: { name: string }) {
       {total > 0 && (
         <div class="split">
           <div>
-            {dead.value?.groups.map((group) => (
-              <section class="group" key={group.group}>
+            {groups.map((group, index) => (
+              <section class={index === at ? "group at" : "group"} key={group.group}>
                 <header>
                   <b class="count">{number(group.count)}</b>
                   <div>
-                    <Button class="link error" aria-expanded={open === group.group} onClick={() => setOpen(open === group.group ? undefined : group.group)}>
+                    <Button class="link error" aria-expanded={open === group.group} onClick={() => show(group.group)}>
                       {group.group || "no error was given"}
                     </Button>{" "}
                     <small title={`${moment(group.first_at)} to ${moment(group.last_at)}`}>

@@ -71,6 +71,7 @@ function App() {
   const [known, setKnown] = useState(false);
   const [trouble, setTrouble] = useState<Error>();
   const [open, setOpen] = useState<"help" | "palette">();
+  const [hasMenu, setMenu] = useState(false);
   const [place, name, part] = path;
   const queue = place === "queues" && name ? name : undefined;
   useEffect(() => {
@@ -155,7 +156,7 @@ function App() {
               <span>Go to…</span>
               <kbd>Ctrl K</kbd>
             </Button>
-            <nav aria-label="Pages">
+            <nav aria-label="Pages" id="pages" class={hasMenu ? "open" : undefined} onClick={() => setMenu(false)}>
               {PLACES.filter((each) => each.isFor?.() ?? true).map((each) => (
                 <a key={each.path} href={`#/${each.path}`} aria-current={(place === "queues" ? "" : (place ?? "")) === each.path ? "page" : undefined}>
                   <Icon path={each.icon} />
@@ -173,6 +174,11 @@ function App() {
         <div class="foot">
           {!refused && known && <State />}
           <div class="bar">
+            {!refused && known && (
+              <Button class="menu" aria-expanded={hasMenu} aria-controls="pages" onClick={() => setMenu(!hasMenu)}>
+                Menu
+              </Button>
+            )}
             <Button class="quiet" onClick={toggleTheme} aria-label="Dark or light" title="Dark or light (t)">
               <Icon path="M12 3v18a9 9 0 0 0 0-18zM12 3a9 9 0 0 0 0 18" />
             </Button>

@@ -32,7 +32,7 @@ export function Overview({ go }: { go: (path: string) => void }) {
           <Tiles
             tiles={[
               { label: "Queues", value: number(totals!.queues) },
-              { label: "Ready", value: number(totals!.ready) },
+              { label: "Ready", value: number(totals!.ready), title: "In all queues: dead letters in their dead-letter queues count, too" },
               { label: "Leased", value: number(totals!.leased) },
               { label: "Delayed", value: number(totals!.delayed) },
               {
@@ -188,7 +188,7 @@ function Queues({ go }: { go: (path: string) => void }) {
           </Button>
         </nav>
       )}
-      {creating && <CreateQueue close={() => (setCreating(false), void listed.again())} />}
+      {creating && <CreateQueue go={go} close={() => (setCreating(false), void listed.again())} />}
     </section>
   );
 }
@@ -226,7 +226,7 @@ function Row({ row, isAt }: { row: QueueRow; isAt: boolean }) {
   );
 }
 
-function CreateQueue({ close }: { close: () => void }) {
+function CreateQueue({ go, close }: { go: (path: string) => void; close: () => void }) {
   const [name, setName] = useState("");
   return (
     <Ask
@@ -234,7 +234,7 @@ function CreateQueue({ close }: { close: () => void }) {
       says="The queue gets the default settings, which you can change on its page. A name that ends with .fifo makes a FIFO queue."
       button="Create"
       cli={["queue", "create", name || "NAME"]}
-      act={() => ask("POST /v1/queues", { body: { name } })}
+      act={() => ask("POST /v1/queues", { body: { name } }).then(() => go(`queues/${encodeURIComponent(name)}`))}
       done={`${name} is created.`}
       close={close}
     >

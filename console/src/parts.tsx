@@ -441,7 +441,7 @@ export function useRows(count: number, open: (index: number) => void, select?: (
     addEventListener("keydown", key);
     return () => removeEventListener("keydown", key);
   }, []);
-  useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
+  useEffect(() => document.querySelector("tr.at, .group.at")?.scrollIntoView({ block: "nearest" }), [at]);
   return [at, setAt];
 }
 

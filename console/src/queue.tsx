@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { ask, may, useStream, who, type ChannelCounts, type ConsumerPosition, type QueueDescription } from "./api";
 import { LiveCharts } from "./charts";
 import { Ask, Button, Field, Tiles, Trouble, useLive, Wide } from "./parts";
@@ -21,7 +21,11 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
   const rates = now?.name === name ? now.rates : null;
   const found = queue.value;
   const stats = found?.stats;
-  const close = () => (setAsked(undefined), void queue.again(), void consumers.again());
+  const isGone = useRef(false);
+  const close = () => {
+    setAsked(undefined);
+    if (!isGone.current) (void queue.again(), void consumers.again());
+  };
   return (
     <main>
       <QueueHeader name={name} at="queue">
@@ -64,7 +68,7 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
           <QueueSessions queue={name} waiting={stats.channels.reduce((sum, each) => sum + each.waiting_receivers, 0)} />
         </>
       )}
-      {asked && <Question name={name} asked={asked} queue={found} close={close} gone={() => go("")} />}
+      {asked && <Question name={name} asked={asked} queue={found} close={close} gone={() => ((isGone.current = true), go(""))} />}
     </main>
   );
 }

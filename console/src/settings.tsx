@@ -1,5 +1,5 @@
-import { useState } from "preact/hooks";
-import { ask, may, settingSchemas, type QueueSettings, type Schema } from "./api";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ask, may, settingSchemas, who, type QueueSettings, type Schema } from "./api";
 import { Button, Cli, say, Trouble, useLoaded } from "./parts";
 import { QueueHeader } from "./queue";
 import { number } from "./text";
@@ -16,6 +16,9 @@ const range = (schema: Schema): string => {
 const shownAs = (value: unknown): string =>
   value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
 
+/** What was edited and not saved, by person and queue: it is there again when somebody comes back. */
+const unsaved = new Map<string, Record<string, string>>();
+
 export function Settings({ name }: { name: string }) {
   const queue = useLoaded(() => ask("GET /v1/queues/{queue}", { queue: name }), [name], true);
   return (
@@ -29,7 +32,24 @@ export function Settings({ name }: { name: string }) {
 
 function Form({ name, settings, changed }: { name: string; settings: Record<string, unknown>; changed: () => Promise<void> }) {
   const schemas = useLoaded(settingSchemas, []);
-  const [edited, setEdited] = useState<Record<string, string>>({});
+  const place = `${who()?.name} ${name}`;
+  const [edited, setEdited] = useState<Record<string, string>>(unsaved.get(place) ?? {});
+  const latest = useRef(edited);
+  latest.current = edited;
+  const isEdited = Object.keys(edited).length > 0;
+  useEffect(
+    () => () => {
+      unsaved.set(place, latest.current);
+      if (Object.keys(latest.current).length) say(`Changes of ${name} are not saved yet. You find them under Settings.`);
+    },
+    [],
+  );
+  useEffect(() => {
+    if (!isEdited) return;
+    const hold = (event: Event) => event.preventDefault(); // the browser asks before it closes the page
+    addEventListener("beforeunload", hold);
+    return () => removeEventListener("beforeunload", hold);
+  }, [isEdited]);
   const [error, setError] = useState<Error>();
   const known = schemas.value ?? {};
   const isDefault = (each: string): boolean => String(known[each]?.["x-default"] ?? "").replaceAll(",", "") === (shownAs(settings[each]) || "none");
@@ -95,7 +115,7 @@ function Form({ name, settings, changed }: { name: string; settings: Record<stri
           );
         })}
         <Trouble error={error} />
-        {Object.keys(edited).length > 0 && (
+        {isEdited && (
           <div class="savebar">
             <Cli words={["queue", "configure", name, ...words]} />
             <div class="buttons">
