@@ -99,7 +99,7 @@ def restrict(directory: Path) -> None:
 
 def check_readable(directory: Path) -> None:
     """Raise `NotReadable` if a data directory is there, and is for another user."""
-    if directory.is_file():  # others say that
+    if not directory.is_dir():
         return
     for path, needed in (
         (directory, os.R_OK | os.X_OK),

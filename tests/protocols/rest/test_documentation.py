@@ -149,6 +149,7 @@ def test_every_error_has_its_row_with_its_status() -> None:
 
 UNSEEN = (
     errors.ConnectionLost,
+    store_errors.NotReadable,
     store_errors.StoreLocked,
     store_errors.StoreReadOnly,
     store_errors.StoreVersion,
