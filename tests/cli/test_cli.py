@@ -1408,3 +1408,99 @@ def test_a_misspelled_variable_is_told(directory: Path, monkeypatch: pytest.Monk
     ended = run("send", "orders", "tea", "-q", "--data", str(directory))
     assert ended.status == 0
     assert ended.err == ("penstock: warning: PENSTOCK_URI is no variable of Penstock, perhaps PENSTOCK_URL is meant\n")
+
+
+# -- errors that name what was given -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-V", "No such option '-V'. Did you mean '--version'?"),
+        ("version", "Did you mean '--version'?"),
+        ("help", "Did you mean '--help'?"),
+        ("list", "Did you mean 'queue list'?"),
+        ("publish orders tea", "Did you mean 'send'?"),
+        ("start", "Did you mean 'serve'?"),
+        ("serve --workers 2", "--workers is gone: docs/server.md says how"),
+        ("export data --queue nosuch", "there is no queue 'nosuch': check the name. `penstock queue list` lists"),
+        ("export data --output .", "Invalid value for --output: .: Is a directory"),
+        ("session end 0-999 --data data", "`penstock session list` lists the sessions"),
+        ("store backup http://127.0.0.1:1 copy", "use `penstock export`"),
+        ("store backup data /proc/copy", "penstock: /proc/copy: No such file or directory."),
+        ("send orders tea --attribute =7 --data data", "'=7' is not NAME=VALUE"),
+    ],
+)
+def test_an_error_names_what_was_given(line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("send", "orders", "tea", "--quiet")
+    ended = run(*line.split())
+    assert ended.status != 0 and len(ended.err.splitlines()) == 1
+    assert said in ended.err and "incomplete" not in ended.err
+
+
+def test_a_message_that_is_refused_is_counted_in_the_input(directory: Path) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(2_500)) + 1_100_000 * b"x"
+    ended = run("send", "orders", "--data", str(directory), stdin=lines)
+    assert ended.status == Exit.FAILED
+    assert "penstock: message 2,501 of the input has 1100000 bytes" in ended.err
+
+
+def test_a_lookup_service_names_the_flag_of_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for flag, other in (("--tcp-port", "--http-port"), ("--http-port", "--tcp-port")):
+            ended = run("lookup", flag, port, other, "0")
+            assert ended.status == Exit.USAGE
+            assert ended.err.endswith(f"the port is taken. Choose another with {flag}; 0 picks one\n")
+
+
+def test_a_ready_file_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    ports = [word for flag in ("sqs", "http", "nsq-tcp", "nsq-http") for word in (f"--{flag}-port", "0")]
+    there = ["--data", str(tmp_path / "data"), "--ready-file", "/nosuch/ready"]
+    process = subprocess.run(
+        [sys.executable, "-m", "penstock", "serve", *there, *ports], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == Exit.USAGE
+    assert process.stderr == ("penstock: --ready-file: /nosuch/ready cannot be written: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[queues]\nname = 'a'", "[queues] is wrong: write [[queues]]"),
+        ("[credentials]\naccess_key = 'a'", "[credentials] is wrong: write [[credentials]]"),
+        ("[[server]]\nhost = 'a'", "[[server]] is wrong: write [server]"),
+        ("workers = 4", "workers is gone: "),
+        ("[[queues]]\nname = 'a'\nlease = '5m'", "the declared queue 'a': lease is '5m'"),
+        ("[[credentials]]\naccess_key = 'me'", "the credentials of 'me': give one of secret_key"),
+        ("[server]\ntls_certificate = 'no'\ntls_key = 'no'", "[server] tls_certificate: no cannot be read"),
+        (
+            "[[credentials]]\naccess_key = 'me'\nsecret_key = 's'\nallow = [{rights = ['wirte']}]",
+            "Invalid enum value 'wirte' - at `credentials[0].allow[0].rights[0]`. Its values are read, write, admin",
+        ),
+    ],
+)
+def test_a_wrong_file_of_settings_is_named_with_what_to_write(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(text)
+    ended = run("serve", "--config", str(file), "--data", str(tmp_path / "data"))
+    assert ended.status == Exit.USAGE
+    assert ended.err.startswith(f"penstock: {file}: {said}")
+
+
+def test_a_text_without_quotes_is_shown_with_them(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[server]\nhost = 0.0.0.0  # all\n")
+    assert run("serve", "--config", str(file)).err.endswith('A text needs quotes: host = "0.0.0.0"\n')
+
+
+def test_what_is_wrong_with_a_variable_is_not_blamed_on_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[sqs]\naccount = '000000000000'\n")
+    monkeypatch.setenv("PENSTOCK_SQS_ACCOUNT", "1")
+    assert run("serve", "--config", str(file)).err.startswith("penstock: PENSTOCK_SQS_ACCOUNT is '1'")

@@ -28,6 +28,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _CALLED_HERE = {"--kind": "--fifo", "--visibility-timeout": "--lease", "--limit": "--max", "--count": "--max"}
+_COMMANDS_CALLED_HERE = {
+    "consume": "receive",
+    "help": "--help",
+    "info": "queue describe",
+    "list": "queue list",
+    "ls": "queue list",
+    "publish": "send",
+    "server": "serve",
+    "start": "serve",
+    "subscribe": "receive",
+    "version": "--version",
+}
+"""What other tools call these, and what they are here, after `penstock`."""
 _EXAMPLE = re.compile(r"(^|\| )penstock [a-z-]")
 """A paragraph of a docstring that is an example: a command line, perhaps behind a pipe."""
 
@@ -117,6 +130,10 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name, meant = error.option_name, _CALLED_HERE.get(error.option_name)
+            if name == "--workers" and self.name == "serve":
+                from penstock.server.settings import GONE
+
+                raise click.UsageError(f"{name} is gone: {GONE['workers']}", ctx) from None
             if meant is not None and any(meant in each.opts for each in self.params):
                 raise click.UsageError(f"No such option {name!r}. Did you mean {meant!r}?", ctx) from None
             from penstock.core.queues.config import SETTINGS
@@ -270,7 +287,8 @@ class Group(click.Group):
         if self.get_command(ctx, name) is None:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, self.list_commands(ctx), 1)
+            called = _COMMANDS_CALLED_HERE.get(name) if ctx.parent is None else None
+            close = [called] if called else get_close_matches(name, self.list_commands(ctx), 1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"No such command {name!r}.{meant}")
         return super().resolve_command(ctx, args)
@@ -280,6 +298,10 @@ class Group(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if error.option_name in ("-V", "-v") and ctx.parent is None:
+                raise click.UsageError(
+                    f"No such option {error.option_name!r}. Did you mean '--version'?", ctx
+                ) from None
             where = f"goes after the command, as in `{ctx.command_path} COMMAND {error.option_name}`"
             raise click.UsageError(f"{error.option_name} {where}", ctx) from None
 

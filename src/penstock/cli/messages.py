@@ -13,6 +13,7 @@ import array
 import fcntl
 import io
 import os
+import re
 import select
 import stat
 import sys
@@ -30,7 +31,7 @@ from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, ReaderGone, drop_output, open_given
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.store import on_store
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.tables import table
 
 if TYPE_CHECKING:
@@ -309,9 +310,13 @@ def _send_files(
         more = f", and perhaps {under_way:,} more" if under_way else ""
         print(f"penstock: interrupted. Sent to {queue}: {counted(count, 'message')}{more}.", file=sys.stderr)
         raise
-    except BaseException:
+    except BaseException as error:
         if count:
             print(f"penstock: sent to {queue} before this: {counted(count, 'message')}.", file=sys.stderr)
+        number = re.match(r"message (\d+) has ", str(error))
+        if number and isinstance(error, PenstockError):  # it counts from 0 in each batch
+            text = str(error).removeprefix(number[0])
+            raise type(error)(f"message {count + int(number[1]) + 1:,} of the input has {text}") from None
         raise
     if not as_json and not quiet:
         print(f"{counted(count, 'message')} sent to {queue}")
@@ -335,7 +340,7 @@ def _attributes(given: Iterable[str]) -> dict[str, str]:
     attributes = {}
     for each in given:
         name, equals, value = each.partition("=")
-        if not equals:
+        if not equals or not name:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--attribute")
         attributes[name] = value
     return attributes

@@ -66,6 +66,7 @@ _SAID_HERE = {
     "a dedup id (unless": "a dedup id (--dedup-id, unless",
     "Change the settings of the queue instead of creating it": "`penstock queue configure` changes them",
     "With a target,": "With --to QUEUE,",
+    ": open another one": ". `penstock session list` lists the sessions",
     "To create the queue, send a message to it": "`penstock queue list` lists the queues",
 }
 """What errors advise, as the command line says it."""
@@ -88,7 +89,7 @@ def on_store(
         def command(*arguments: Any, data: Data = None, url: Url = None, token: Token = None, **options: Any) -> R:
             silent = bool(options.get("quiet"))
             place = opened(data, url, token, read_only=read_only, creates=creates, timeout=timeout, silent=silent)
-            with _speaking_of(options), place as ps:
+            with speaking_of(options), place as ps:
                 return function(ps, *arguments, **options)
 
         _describe(command, function)
@@ -98,7 +99,7 @@ def on_store(
 
 
 @contextmanager
-def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
+def speaking_of(options: dict[str, Any]) -> Iterator[None]:
     """What is wrong is named as it was given: `--max-receives`, and not `max_receives`. So is what to do."""
     try:
         yield
@@ -259,6 +260,9 @@ def backup(
 
     from penstock.backup import back_up
 
+    if re.match(r"\w+:/", str(source)):  # Path has taken one slash of two
+        text = "a backup is of a directory, on its machine. For the queues of a server, use `penstock export`"
+        raise click.BadParameter(text, param_hint="SOURCE")
     try:
         with progress(f"backing up {source}", unit="bytes") as show:
             done = back_up(source, target, show)

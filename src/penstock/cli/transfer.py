@@ -20,7 +20,7 @@ from penstock import __version__
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, not_opened, open_given
 from penstock.cli.output import AsJson, counted, print_done, progress
-from penstock.cli.store import Token, opened
+from penstock.cli.store import Token, opened, speaking_of
 from penstock.core.errors import NotFound, PenstockError
 from penstock.store.layout import FILE_MODE
 
@@ -76,7 +76,8 @@ def export_queues(
     messages = 0
     with opened(data, url, token, read_only=True) as ps, _written(output) as file:
         found = Source(ps._caller)
-        lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
+        with speaking_of({}):
+            lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
         writer = _writer(format, file, found.head(f"penstock {__version__}"), lines)
         with progress(f"exporting {source}") as show:
             for line in lines:
@@ -123,6 +124,8 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if output.is_dir():
+        raise click.BadParameter(f"{output}: Is a directory", param_hint="--output")
     partial = output.with_name(f"{output.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
