@@ -1504,3 +1504,16 @@ def test_what_is_wrong_with_a_variable_is_not_blamed_on_the_file(
     file.write_text("[sqs]\naccount = '000000000000'\n")
     monkeypatch.setenv("PENSTOCK_SQS_ACCOUNT", "1")
     assert run("serve", "--config", str(file)).err.startswith("penstock: PENSTOCK_SQS_ACCOUNT is '1'")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "penstock.cli", Interrupted())
+    from penstock.__main__ import main as start
+
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == Exit.INTERRUPTED

@@ -30,7 +30,7 @@ from penstock.protocols.nsq.wire import NSQ_VERSION
 from penstock.server.log import RequestLog
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, RequestMeter, render
 from penstock.server.node import Address, listening_failed
-from penstock.server.settings import InvalidSettings, Settings
+from penstock.server.settings import Settings
 
 # What clients ask of a lookup service: nsqlookupd's HTTP API, in its 1.x format.
 #
