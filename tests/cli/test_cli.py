@@ -1426,7 +1426,10 @@ def test_a_misspelled_variable_is_told(directory: Path, monkeypatch: pytest.Monk
         ("export data --queue nosuch", "there is no queue 'nosuch': check the name. `penstock queue list` lists"),
         ("export data --output .", "Invalid value for --output: .: Is a directory"),
         ("session end 0-999 --data data", "`penstock session list` lists the sessions"),
-        ("store backup http://127.0.0.1:1 copy", "use `penstock export`"),
+        (
+            "store backup http://127.0.0.1:1 copy",
+            "this works on a directory: give --data. `penstock export` works on both",
+        ),
         ("store backup data /proc/copy", "penstock: /proc/copy: No such file or directory."),
         ("send orders tea --attribute =7 --data data", "'=7' is not NAME=VALUE"),
     ],
@@ -1517,3 +1520,60 @@ def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(monkeypatch: py
     with pytest.raises(SystemExit) as ended:
         start()
     assert ended.value.code == Exit.INTERRUPTED
+
+
+# -- a place as an argument, or with a flag ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", ["argument", "flag", "variable"])
+def test_every_command_of_directories_takes_its_place_both_ways(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("send", "orders", "tea", "--data", "shop").status == 0
+    where = {"argument": ["shop"], "flag": ["--data", "shop"], "variable": []}[named]
+    if named == "variable":
+        monkeypatch.setenv("PENSTOCK_DATA", "shop")
+    assert run("store", "check", *where).text == "shop is whole\n"
+    assert run("export", *where, "-o", "file").text == "file: 1 queue, 1 message\n"
+    assert run("export", *where).text.count("\n") == (tmp_path / "file").read_text().count("\n")
+    if named == "variable":
+        return
+    for command in ("backup", "salvage"):
+        ended = run("store", command, *where, f"{command}-{named}")
+        assert ended.status == 0 and ended.text.startswith(f"{command}-{named}: "), ended
+    into = ["new"] if named == "argument" else ["--data", "new"]
+    ended = run("import", *into, "file")
+    assert ended.text == "new: 1 queue, 1 message imported\n"
+    second = run("import", *into[:-1], "second", stdin=(tmp_path / "file").read_bytes())
+    assert second.text == "second: 1 queue, 1 message imported\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("store check shop --data shop", "give SOURCE or --data, not both"),
+        ("store backup shop copy --data shop", "give SOURCE or --data, not both"),
+        ("store backup shop", "Missing argument 'TARGET'"),
+        ("store salvage --data shop", "Missing argument 'TARGET'"),
+        ("export shop --data shop", "give SOURCE or --data, not both"),
+        ("export shop --url http://127.0.0.1:1", "give SOURCE or --url, not both"),
+        ("export --data shop --url http://127.0.0.1:1", "give --data or --url, not both"),
+        ("import shop file --url http://127.0.0.1:1", "give TARGET or --url, not both"),
+        ("import", "Missing argument 'TARGET'"),
+    ],
+)
+def test_a_place_that_is_given_twice_or_not_at_all_is_wrong_usage(line: str, said: str) -> None:
+    ended = run(*line.split())
+    assert ended.status == Exit.USAGE and said in ended.err, ended
+
+
+def test_an_export_of_a_server_names_it_with_a_flag_too(tmp_path: Path) -> None:
+    node = ThreadedNode(tmp_path / "served")
+    try:
+        assert run("send", "orders", "tea", "--url", node.url).status == 0
+        by_flag, by_place = run("export", "--url", node.url), run("export", node.url)
+        assert by_flag.status == by_place.status == 0
+        assert by_flag.out.count(b"\n") == by_place.out.count(b"\n") > 2
+    finally:
+        node.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import sys
@@ -20,7 +19,7 @@ from penstock import __version__
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, not_opened, open_given
 from penstock.cli.output import AsJson, counted, print_done, progress
-from penstock.cli.store import Token, opened, speaking_of
+from penstock.cli.store import Data, Token, Url, opened, place_given, place_or_shift, speaking_of
 from penstock.core.errors import NotFound, PenstockError
 from penstock.store.layout import FILE_MODE
 
@@ -32,29 +31,22 @@ if TYPE_CHECKING:
 Format = Literal["jsonl", "arrow"]
 CONNECT_S = 3.0
 """How long the first of several servers may take, before the next one is asked."""
-_HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
-
-
-def place_of(text: str) -> Path | str:
-    """A directory, or the address of a server. `host:9325` is a server, unless there is a directory of that name.
-
-    >>> place_of("penstock://host"), place_of("host:9325"), place_of("data")
-    ('penstock://host', 'host:9325', PosixPath('data'))
-    """
-    is_server = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
-    return text if is_server else Path(text)
-
 
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
 def export_queues(
-    source: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    source: Annotated[
+        str | None,
+        Argument(help="A data directory, or the address of a server: http://host:9325.", may_be_empty=False),
+    ] = None,
     queue: Annotated[list[str] | None, Option("--queue", "-q", help="Only this queue. Can be repeated.")] = None,
     format: Annotated[Format, Option("--format", "-f", help="JSON lines, or an Arrow file.")] = "jsonl",
     output: Annotated[
         Path | None, Option("--output", "-o", help="The file to write. Without it: standard output.")
     ] = None,
+    data: Data = None,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +60,7 @@ def export_queues(
         raise click.BadParameter("an Arrow file is not for a terminal: name a file", param_hint="--output")
     from penstock.transfer.exporting import Source
 
-    place = place_of(source)
+    place = place_given(source, data, url, "SOURCE")
     data, url = (place, None) if isinstance(place, Path) else (None, place)
     if data is not None and not data.is_dir():
         what = "is a file" if data.exists() else "is not there"
@@ -79,7 +71,7 @@ def export_queues(
         with speaking_of({}):
             lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
         writer = _writer(format, file, found.head(f"penstock {__version__}"), lines)
-        with progress(f"exporting {source}") as show:
+        with progress(f"exporting {place}") as show:
             for line in lines:
                 writer.write(line)
                 for message in found.messages(line):
@@ -89,7 +81,7 @@ def export_queues(
         writer.close()
     if not lines:
         why = "there is none" if data is not None else "there is none that this token may read"
-        print(f"penstock: no queue was exported from {source}: {why}", file=sys.stderr)
+        print(f"penstock: no queue was exported from {place}: {why}", file=sys.stderr)
     for name, count in found.received.items():
         text = (
             f"{counted(count, 'message')} of {name} were not exported: they were received, and are delivered only once"
@@ -147,11 +139,16 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
 
 
 def import_queues(
-    target: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    target: Annotated[
+        str | None,
+        Argument(help="A data directory, or the address of a server: http://host:9325.", may_be_empty=False),
+    ] = None,
     file: Annotated[Path | None, Argument(help="The export to read. Without it, or with `-`: standard input.")] = None,
     into_existing: Annotated[
         bool, Option("--into-existing", help="Add messages to queues that exist already.")
     ] = False,
+    data: Data = None,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
@@ -163,7 +160,10 @@ def import_queues(
     """
     from penstock.transfer.importing import Import, check_export, read_export
 
-    place = place_of(target)
+    target, file = place_or_shift(target, file, data, url)
+    if target is None and data is None and url is None:
+        raise click.MissingParameter(param_hint="'TARGET'", param_type="argument")
+    place = place_given(target, data, url, "TARGET")
     data, url = (place, None) if isinstance(place, Path) else (None, place)
     if data is not None and data.is_file():
         raise click.BadParameter(f"{data} is a file: name a data directory or a server first", param_hint="TARGET")
@@ -185,7 +185,7 @@ def import_queues(
         text = f"{channel} gets {counted(count, 'message')} again that it had acknowledged: see docs/backup.md"
         print(f"penstock: {text}", file=sys.stderr)
     known = f" ({counted(done.known, 'message')} had been imported before)" if done.known else ""
-    text = f"{target}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
+    text = f"{place}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
     row = {"queues": done.queues, "messages": done.messages, "known": done.known, "repeated": done.repeated}
     print_done(text, row, as_json)
 
