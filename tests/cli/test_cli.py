@@ -1577,3 +1577,12 @@ def test_an_export_of_a_server_names_it_with_a_flag_too(tmp_path: Path) -> None:
         assert by_flag.out.count(b"\n") == by_place.out.count(b"\n") > 2
     finally:
         node.stop()
+
+
+def test_a_consumer_that_a_read_creates_is_told(local: Shell) -> None:
+    local("send", "orders", "tea")
+    assert local.ended("consumer", "read", "orders", "audit", "--no-ack").err == ""
+    told = "penstock: there was no consumer audit of orders, so it was created\n"
+    assert local.ended("consumer", "read", "orders", "audit").err == told
+    local("send", "orders", "cake")
+    assert local.ended("consumer", "read", "orders", "audit").err == ""
