@@ -1586,3 +1586,40 @@ def test_a_consumer_that_a_read_creates_is_told(local: Shell) -> None:
     assert local.ended("consumer", "read", "orders", "audit").err == told
     local("send", "orders", "cake")
     assert local.ended("consumer", "read", "orders", "audit").err == ""
+
+
+# -- what takes long says so, on a terminal ----------------------------------------------------------------------------
+
+
+def test_a_wait_for_messages_is_told_on_a_terminal(directory: Path) -> None:
+    run("queue", "create", "orders", "--data", str(directory))
+    status, written = on_a_terminal("receive", "orders", "--wait", "3", "--data", str(directory))
+    assert status == Exit.NOTHING
+    assert written.count("penstock: waiting for messages in orders. Ctrl-C ends it") == 1
+
+
+def test_a_receive_into_a_file_says_how_many_came(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "tea", "cake", "--data", str(directory))
+    out = str(tmp_path / "bodies")
+    status, written = on_a_terminal("receive", "orders", "-n", "5", "--output", out, "--data", str(directory))
+    assert status == 0 and f"2 messages of orders appended to {out}" in written
+    run("send", "orders", "tea", "--data", str(directory))
+    ended = run("receive", "orders", "--output", out, "--data", str(directory))
+    assert (ended.out, ended.err) == (b"", "")
+
+
+def test_a_server_that_does_not_answer_is_named_before_the_command_gives_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        status, written = on_a_terminal("receive", "orders", "--url", url)
+        assert status == Exit.UNREACHABLE
+        assert f"penstock: waiting for an answer from {url}" in written
+
+
+def test_an_import_shows_that_it_checks_first(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "--data", str(directory), stdin=b"tea\n" * 60_000)
+    run("export", str(directory), "-o", str(tmp_path / "file"))
+    status, written = on_a_terminal("import", str(tmp_path / "new"), str(tmp_path / "file"))
+    assert status == 0 and f"checking {tmp_path / 'file'}" in written

@@ -20,7 +20,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -29,7 +29,17 @@ import click
 
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, ReaderGone, drop_output, open_given
-from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.output import (
+    AsJson,
+    counted,
+    described,
+    for_people,
+    print_done,
+    print_json,
+    print_rows,
+    progress,
+    told_if_slow,
+)
 from penstock.cli.store import on_store
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.tables import table
@@ -397,12 +407,19 @@ def receive(
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
-    with writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
+    title = f"Received from {queue}"
+    with (
+        progress(title, typed=output is None) as told,
+        writer(output, as_json=as_json, raw=raw or null, end=end, title=title) as write,
+    ):
         for batch in _batches(source, limit, wait, lease, follow):
             count += len(batch)
             with Held(batch, ack=ack, lease=lambda: _lease_seconds(ps, queue, lease)) as held:
                 for out in write([_received(message, ack) for message in batch], batch.bodies):
                     held.are_out(out)
+            told(count, limit)
+    if count and output is not None and sys.stderr.isatty():
+        print(f"{counted(count, 'message')} of {queue} appended to {output}", file=sys.stderr)
     if not count:
         if sys.stdout.isatty():
             print(f"Received from {queue}: nothing", file=sys.stderr)
@@ -433,10 +450,12 @@ def _batches(
     source: Queue | Channel, limit: int | None, wait: float, lease: float | None, follow: bool
 ) -> Iterator[Batch]:
     """Messages as they come, until there are so many, or, unless we follow, no more."""
-    left = limit
+    left, is_first = limit, True
     while left is None or left > 0:
         size = min(left or TAKE_MAX, FOLLOW_RUN if follow else TAKE_MAX)
-        batch = source.receive_batch(size, wait=FOLLOW_SECONDS if follow else wait, lease=lease)
+        with told_if_slow(f"waiting for messages in {source.name}. Ctrl-C ends it") if is_first else nullcontext():
+            batch = source.receive_batch(size, wait=FOLLOW_SECONDS if follow else wait, lease=lease)
+        is_first = False
         if len(batch):
             yield batch
             left = None if left is None else left - len(batch)

@@ -16,7 +16,7 @@ import click
 
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress, told_if_slow
 from penstock.store.layout import CLUSTER_NAME, foreign_file, is_store
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
 
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
+        with told_if_slow(f"waiting for an answer from {url}"):
+            return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
     except penstock.InvalidRequest as error:
         raise click.BadParameter(str(error), param_hint="--url") from None
 

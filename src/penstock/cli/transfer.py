@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TypeVar
 
 import click
 
 from penstock import __version__
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, not_opened, open_given
-from penstock.cli.output import AsJson, counted, print_done, progress
+from penstock.cli.output import AsJson, Told, counted, print_done, progress
 from penstock.cli.store import Data, Token, Url, opened, place_given, place_or_shift, speaking_of
 from penstock.core.errors import NotFound, PenstockError
 from penstock.store.layout import FILE_MODE
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.transfer.importing import Import, Place
 
 Format = Literal["jsonl", "arrow"]
+T = TypeVar("T")
+_SHOWN_EVERY = 1_000
 CONNECT_S = 3.0
 """How long the first of several servers may take, before the next one is asked."""
 
@@ -168,7 +170,8 @@ def import_queues(
     if data is not None and data.is_file():
         raise click.BadParameter(f"{data} is a file: name a data directory or a server first", param_hint="TARGET")
     with _input(file) as (path, name), open_given(path, "rb", "FILE") as stream:
-        checked = check_export(read_export(stream, name, path))
+        with progress(f"checking {name}") as show:
+            checked = check_export(_shown(read_export(stream, name, path), show))
         with opened(data, url, token, creates=True) as ps, progress(f"importing {name}") as show:
             into = _into(place, ps._caller, token)
             started = Import(into, checked, into_existing=into_existing, progress=show)
@@ -188,6 +191,13 @@ def import_queues(
     text = f"{place}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
     row = {"queues": done.queues, "messages": done.messages, "known": done.known, "repeated": done.repeated}
     print_done(text, row, as_json)
+
+
+def _shown(items: Iterator[T], show: Told) -> Iterator[T]:
+    for count, item in enumerate(items):
+        if not count % _SHOWN_EVERY:
+            show(count, None)
+        yield item
 
 
 def _so_far(started: Import) -> str:
