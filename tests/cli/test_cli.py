@@ -987,7 +987,7 @@ def test_what_a_reader_of_kept_messages_left_unread_is_given_back(place: Place) 
 
 def test_what_is_to_be_sent_is_sent_although_nobody_reads_about_it(local: Shell, directory: Path) -> None:
     ended = piped(f"seq 5000 | penstock send orders --json -d {directory} | true; echo ${{PIPESTATUS[1]}}")
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert (ended.stdout, ended.stderr) == ("0\n", f"penstock: made a new store in {directory}\n")
     assert local.json("stats")[0]["ready"] == 5_000
 
 
@@ -1269,7 +1269,9 @@ def test_ctrl_c_in_a_send_says_how_many_messages_were_sent(local: Shell, directo
 
 
 def test_the_version_is_printed() -> None:
-    assert run("--version").text == f"penstock {penstock.__version__} ({penstock._build()})\n"
+    text, build = run("--version").text, penstock._build()
+    assert text.startswith(f"penstock {penstock.__version__} ({build}")
+    assert ("make compile" in text) == (build != "compiled")
 
 
 def test_q_ends_top(place: Place) -> None:
@@ -1623,3 +1625,21 @@ def test_an_import_shows_that_it_checks_first(directory: Path, tmp_path: Path) -
     run("export", str(directory), "-o", str(tmp_path / "file"))
     status, written = on_a_terminal("import", str(tmp_path / "new"), str(tmp_path / "file"))
     assert status == 0 and f"checking {tmp_path / 'file'}" in written
+
+
+def test_a_queue_whose_messages_are_leased_is_not_just_empty(directory: Path) -> None:
+    run("send", "orders", "tea", "--data", str(directory))
+    run("receive", "orders", "--no-ack", "--data", str(directory))
+    status, written = on_a_terminal("receive", "orders", "--data", str(directory))
+    assert status == Exit.NOTHING and "Received from orders: nothing (1 leased)" in written
+
+
+def test_an_export_asks_before_it_replaces_a_file(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "tea", "--data", str(directory))
+    file = tmp_path / "file"
+    file.write_text("mine")
+    terminal = Terminal("export", str(directory), "-o", str(file))
+    terminal.until("exists. Replace it? [y/N]")
+    terminal.type("n\n")
+    assert terminal.ended() == Exit.FAILED and file.read_text() == "mine"
+    assert run("export", str(directory), "-o", str(file)).status == 0 and file.read_text() != "mine"

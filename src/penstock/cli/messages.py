@@ -422,7 +422,8 @@ def receive(
         print(f"{counted(count, 'message')} of {queue} appended to {output}", file=sys.stderr)
     if not count:
         if sys.stdout.isatty():
-            print(f"Received from {queue}: nothing", file=sys.stderr)
+            leased = ps.queue(queue).stats().channels[channel].leased
+            print(f"Received from {queue}: nothing{f' ({leased:,} leased)' if leased else ''}", file=sys.stderr)
         raise click.exceptions.Exit(Exit.NOTHING)
 
 

@@ -216,8 +216,9 @@ def place_or_shift(
 
 def warn_of_misspelled_variables() -> None:
     """Tell of a variable such as PENSTOCK_URI, which nobody reads: the command would go on with another place."""
-    told = click.get_current_context().meta
-    if told.setdefault("penstock.variables", False):
+    context = click.get_current_context(silent=True)
+    told = context.meta if context else {}
+    if told.get("penstock.variables"):
         return
     told["penstock.variables"] = True
     for name in sorted(os.environ):

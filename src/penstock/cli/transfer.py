@@ -17,7 +17,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit, not_opened, open_given
+from penstock.cli.exits import Exit, Yes, confirm, not_opened, open_given
 from penstock.cli.output import AsJson, Told, counted, print_done, progress
 from penstock.cli.store import Data, Token, Url, opened, place_given, place_or_shift, speaking_of
 from penstock.core.errors import NotFound, PenstockError
@@ -50,6 +50,7 @@ def export_queues(
     data: Data = None,
     url: Url = None,
     token: Token = None,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Write queues with their settings, channels and messages to a file. Nothing is received, and nothing changes.
@@ -67,6 +68,8 @@ def export_queues(
     if data is not None and not data.is_dir():
         what = "is a file" if data.exists() else "is not there"
         raise NotFound(f"{data} {what}: SOURCE is a data directory, or the address of a server")
+    if output is not None and output.is_file():
+        confirm(f"{output} exists. Replace it?", yes)
     messages = 0
     with opened(data, url, token, read_only=True) as ps, _written(output) as file:
         found = Source(ps._caller)
