@@ -7,6 +7,7 @@ without a C compiler, the wheel is plain Python: the same code, slower.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -20,7 +21,11 @@ class CompileHook(BuildHookInterface):
 
     def dependencies(self) -> list[str]:
         """The compiler, and what the package imports: its types are compiled in."""
-        return [*COMPILER, *self.metadata.core.dependencies] if _is_wanted() else []
+        if not _is_wanted():
+            return []
+        if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):  # before minutes of downloads
+            raise SystemExit("PENSTOCK_COMPILE=1 needs a C compiler, such as gcc. Without it, unset PENSTOCK_COMPILE")
+        return [*COMPILER, *self.metadata.core.dependencies]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and add what came of it."""

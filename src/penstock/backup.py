@@ -97,7 +97,12 @@ def back_up(source: Path, target: Path, progress: Progress = lambda done, total:
         try:
             copied = _copy(source, fixed, target, progress)
         except (PenstockError, OSError) as error:
-            raise StoreError(f"{without_advice(error)} {target} is incomplete: delete it, and start again.") from error
+            reason = without_advice(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                reason = f"{error.filename}: {error.strerror}."
+            is_begun = (target / BACKUP_INCOMPLETE_NAME).exists()
+            advice = f" {target} is incomplete: delete it, and start again." if is_begun else ""
+            raise StoreError(reason + advice) from error
     for store in stores:
         name = "" if store == source else f"{store.name}: "
         found = look_over(target / store.relative_to(source))

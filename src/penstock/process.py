@@ -117,12 +117,17 @@ def announce(ready: _Announced, ready_file: Path | None, greeting: Callable[[_An
     """Say where everything listens: a greeting for people, and the file, whole or not at all, for programs."""
     if ready_file is not None:
         said = msgspec.json.format(msgspec.json.encode(ready)) + b"\n"
-        if ready_file.exists() and not ready_file.is_file():  # such as /dev/stderr: it must not become a file
-            ready_file.write_bytes(said)
-        else:
-            partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
-            partial.write_bytes(said)
-            partial.replace(ready_file)
+        partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
+        try:
+            if ready_file.exists() and not ready_file.is_file():  # such as /dev/stderr: it must not become a file
+                ready_file.write_bytes(said)
+            else:
+                partial.write_bytes(said)
+                partial.replace(ready_file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise InvalidSettings(f"--ready-file: {ready_file} cannot be written: {error.strerror}") from None
     if sys.__stdout__ is not None:  # who has closed it wants no line, and a server all the same
         print(greeting(ready), flush=True)
 

@@ -7,6 +7,7 @@ What they run is in `penstock.assembly` and `protocols/lookup`; flags are declar
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -87,7 +88,7 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
 
     # Who asks to read the settings again while they are read, or the store opens, must not end the server by that.
     keep(signal.SIGHUP)
-    with refusals_told(flags, _serve_flags):
+    with refusals_told(flags, _serve_flags, config):
         read_again = partial(gathered, config, os.environ, flags, _serve_flags())
         chosen = read_again()
         chosen.check()
@@ -114,7 +115,7 @@ def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupF
     """Run the lookup service, which tells NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server.sources import gathered
 
-    with refusals_told(flags, _lookup_flags):
+    with refusals_told(flags, _lookup_flags, config):
         chosen = gathered(config, os.environ, flags, _lookup_flags())
         chosen.lookup.check()
         from penstock import __version__, process
@@ -125,7 +126,9 @@ def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupF
 
 
 @contextmanager
-def refusals_told(flags: Mapping[str, Any], places: Callable[[], Mapping[str, Place]]) -> Iterator[None]:
+def refusals_told(
+    flags: Mapping[str, Any], places: Callable[[], Mapping[str, Place]], config: Path | None = None
+) -> Iterator[None]:
     """What keeps a server from starting is one line, and the status of wrong usage, unless waiting may help.
 
     What is wrong with a flag or a variable is said of it, and not of the line of penstock.toml that it stands for.
@@ -143,10 +146,20 @@ def refusals_told(flags: Mapping[str, Any], places: Callable[[], Mapping[str, Pl
 
             text = text.replace(ADVICE, "Stop that process, or serve another directory: --data.")
         if isinstance(error, InvalidSettings):
-            text = as_given(text, os.environ, flags, places())
+            named = as_given(text, os.environ, flags, places())
+            text = f"{config}: {text}" if named == text and config and _is_of_file(text, config) else named
         print(f"penstock: {text}", file=sys.stderr)
         status = exit_of(error)
         raise SystemExit(status if status == Exit.UNREACHABLE else Exit.USAGE) from None
+
+
+def _is_of_file(text: str, config: Path) -> bool:
+    """Whether what is said, without the file's name, is about something in the file."""
+    section = re.match(r"\[\w+\]|the (declared queue|credentials of) '(.*?)'", text)
+    try:
+        return section is not None and (section[2] or section[0]) in config.read_text()
+    except (OSError, ValueError):
+        return False
 
 
 def _begin_log(chosen: Settings) -> None:

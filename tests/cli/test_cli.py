@@ -990,7 +990,7 @@ def test_what_a_reader_of_kept_messages_left_unread_is_given_back(place: Place) 
 
 def test_what_is_to_be_sent_is_sent_although_nobody_reads_about_it(local: Shell, directory: Path) -> None:
     ended = piped(f"seq 5000 | penstock send orders --json -d {directory} | true; echo ${{PIPESTATUS[1]}}")
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert (ended.stdout, ended.stderr) == ("0\n", f"penstock: made a new store in {directory}\n")
     assert local.json("stats")[0]["ready"] == 5_000
 
 
@@ -1272,7 +1272,9 @@ def test_ctrl_c_in_a_send_says_how_many_messages_were_sent(local: Shell, directo
 
 
 def test_the_version_is_printed() -> None:
-    assert run("--version").text == f"penstock {penstock.__version__} ({penstock._build()})\n"
+    text, build = run("--version").text, penstock._build()
+    assert text.startswith(f"penstock {penstock.__version__} ({build}")
+    assert ("make compile" in text) == (build != "compiled")
 
 
 def test_q_ends_top(place: Place) -> None:
@@ -1411,3 +1413,236 @@ def test_a_misspelled_variable_is_told(directory: Path, monkeypatch: pytest.Monk
     ended = run("send", "orders", "tea", "-q", "--data", str(directory))
     assert ended.status == 0
     assert ended.err == ("penstock: warning: PENSTOCK_URI is no variable of Penstock, perhaps PENSTOCK_URL is meant\n")
+
+
+# -- errors that name what was given -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-V", "No such option '-V'. Did you mean '--version'?"),
+        ("version", "Did you mean '--version'?"),
+        ("help", "Did you mean '--help'?"),
+        ("list", "Did you mean 'queue list'?"),
+        ("publish orders tea", "Did you mean 'send'?"),
+        ("start", "Did you mean 'serve'?"),
+        ("serve --workers 2", "--workers is gone: docs/server.md says how"),
+        ("export data --queue nosuch", "there is no queue 'nosuch': check the name. `penstock queue list` lists"),
+        ("export data --output .", "Invalid value for --output: .: Is a directory"),
+        ("session end 0-999 --data data", "`penstock session list` lists the sessions"),
+        (
+            "store backup http://127.0.0.1:1 copy",
+            "this works on a directory: give --data. `penstock export` works on both",
+        ),
+        ("store backup data /proc/copy", "penstock: /proc/copy: No such file or directory."),
+        ("send orders tea --attribute =7 --data data", "'=7' is not NAME=VALUE"),
+    ],
+)
+def test_an_error_names_what_was_given(line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("send", "orders", "tea", "--quiet")
+    ended = run(*line.split())
+    assert ended.status != 0 and len(ended.err.splitlines()) == 1
+    assert said in ended.err and "incomplete" not in ended.err
+
+
+def test_a_message_that_is_refused_is_counted_in_the_input(directory: Path) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(2_500)) + 1_100_000 * b"x"
+    ended = run("send", "orders", "--data", str(directory), stdin=lines)
+    assert ended.status == Exit.FAILED
+    assert "penstock: message 2,501 of the input has 1100000 bytes" in ended.err
+
+
+def test_a_lookup_service_names_the_flag_of_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for flag, other in (("--tcp-port", "--http-port"), ("--http-port", "--tcp-port")):
+            ended = run("lookup", flag, port, other, "0")
+            assert ended.status == Exit.USAGE
+            assert ended.err.endswith(f"the port is taken. Choose another with {flag}; 0 picks one\n")
+
+
+def test_a_ready_file_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    ports = [word for flag in ("sqs", "http", "nsq-tcp", "nsq-http") for word in (f"--{flag}-port", "0")]
+    there = ["--data", str(tmp_path / "data"), "--ready-file", "/nosuch/ready"]
+    process = subprocess.run(
+        [sys.executable, "-m", "penstock", "serve", *there, *ports], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == Exit.USAGE
+    assert process.stderr == ("penstock: --ready-file: /nosuch/ready cannot be written: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[queues]\nname = 'a'", "[queues] is wrong: write [[queues]]"),
+        ("[credentials]\naccess_key = 'a'", "[credentials] is wrong: write [[credentials]]"),
+        ("[[server]]\nhost = 'a'", "[[server]] is wrong: write [server]"),
+        ("workers = 4", "workers is gone: "),
+        ("[[queues]]\nname = 'a'\nlease = '5m'", "the declared queue 'a': lease is '5m'"),
+        ("[[credentials]]\naccess_key = 'me'", "the credentials of 'me': give one of secret_key"),
+        ("[server]\ntls_certificate = 'no'\ntls_key = 'no'", "[server] tls_certificate: no cannot be read"),
+        (
+            "[[credentials]]\naccess_key = 'me'\nsecret_key = 's'\nallow = [{rights = ['wirte']}]",
+            "Invalid enum value 'wirte' - at `credentials[0].allow[0].rights[0]`. Its values are read, write, admin",
+        ),
+    ],
+)
+def test_a_wrong_file_of_settings_is_named_with_what_to_write(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(text)
+    ended = run("serve", "--config", str(file), "--data", str(tmp_path / "data"))
+    assert ended.status == Exit.USAGE
+    assert ended.err.startswith(f"penstock: {file}: {said}")
+
+
+def test_a_text_without_quotes_is_shown_with_them(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[server]\nhost = 0.0.0.0  # all\n")
+    assert run("serve", "--config", str(file)).err.endswith('A text needs quotes: host = "0.0.0.0"\n')
+
+
+def test_what_is_wrong_with_a_variable_is_not_blamed_on_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[sqs]\naccount = '000000000000'\n")
+    monkeypatch.setenv("PENSTOCK_SQS_ACCOUNT", "1")
+    assert run("serve", "--config", str(file)).err.startswith("penstock: PENSTOCK_SQS_ACCOUNT is '1'")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "penstock.cli", Interrupted())
+    from penstock.__main__ import main as start
+
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == Exit.INTERRUPTED
+
+
+# -- a place as an argument, or with a flag ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", ["argument", "flag", "variable"])
+def test_every_command_of_directories_takes_its_place_both_ways(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("send", "orders", "tea", "--data", "shop").status == 0
+    where = {"argument": ["shop"], "flag": ["--data", "shop"], "variable": []}[named]
+    if named == "variable":
+        monkeypatch.setenv("PENSTOCK_DATA", "shop")
+    assert run("store", "check", *where).text == "shop is whole\n"
+    assert run("export", *where, "-o", "file").text == "file: 1 queue, 1 message\n"
+    assert run("export", *where).text.count("\n") == (tmp_path / "file").read_text().count("\n")
+    if named == "variable":
+        return
+    for command in ("backup", "salvage"):
+        ended = run("store", command, *where, f"{command}-{named}")
+        assert ended.status == 0 and ended.text.startswith(f"{command}-{named}: "), ended
+    into = ["new"] if named == "argument" else ["--data", "new"]
+    ended = run("import", *into, "file")
+    assert ended.text == "new: 1 queue, 1 message imported\n"
+    second = run("import", *into[:-1], "second", stdin=(tmp_path / "file").read_bytes())
+    assert second.text == "second: 1 queue, 1 message imported\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("store check shop --data shop", "give SOURCE or --data, not both"),
+        ("store backup shop copy --data shop", "give SOURCE or --data, not both"),
+        ("store backup shop", "Missing argument 'TARGET'"),
+        ("store salvage --data shop", "Missing argument 'TARGET'"),
+        ("export shop --data shop", "give SOURCE or --data, not both"),
+        ("export shop --url http://127.0.0.1:1", "give SOURCE or --url, not both"),
+        ("export --data shop --url http://127.0.0.1:1", "give --data or --url, not both"),
+        ("import shop file --url http://127.0.0.1:1", "give TARGET or --url, not both"),
+        ("import", "Missing argument 'TARGET'"),
+    ],
+)
+def test_a_place_that_is_given_twice_or_not_at_all_is_wrong_usage(line: str, said: str) -> None:
+    ended = run(*line.split())
+    assert ended.status == Exit.USAGE and said in ended.err, ended
+
+
+def test_an_export_of_a_server_names_it_with_a_flag_too(tmp_path: Path) -> None:
+    node = ThreadedNode(tmp_path / "served")
+    try:
+        assert run("send", "orders", "tea", "--url", node.url).status == 0
+        by_flag, by_place = run("export", "--url", node.url), run("export", node.url)
+        assert by_flag.status == by_place.status == 0
+        assert by_flag.out.count(b"\n") == by_place.out.count(b"\n") > 2
+    finally:
+        node.stop()
+
+
+def test_a_consumer_that_a_read_creates_is_told(local: Shell) -> None:
+    local("send", "orders", "tea")
+    assert local.ended("consumer", "read", "orders", "audit", "--no-ack").err == ""
+    told = "penstock: there was no consumer audit of orders, so it was created\n"
+    assert local.ended("consumer", "read", "orders", "audit").err == told
+    local("send", "orders", "cake")
+    assert local.ended("consumer", "read", "orders", "audit").err == ""
+
+
+# -- what takes long says so, on a terminal ----------------------------------------------------------------------------
+
+
+def test_a_wait_for_messages_is_told_on_a_terminal(directory: Path) -> None:
+    run("queue", "create", "orders", "--data", str(directory))
+    status, written = on_a_terminal("receive", "orders", "--wait", "3", "--data", str(directory))
+    assert status == Exit.NOTHING
+    assert written.count("penstock: waiting for messages in orders. Ctrl-C ends it") == 1
+
+
+def test_a_receive_into_a_file_says_how_many_came(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "tea", "cake", "--data", str(directory))
+    out = str(tmp_path / "bodies")
+    status, written = on_a_terminal("receive", "orders", "-n", "5", "--output", out, "--data", str(directory))
+    assert status == 0 and f"2 messages of orders appended to {out}" in written
+    run("send", "orders", "tea", "--data", str(directory))
+    ended = run("receive", "orders", "--output", out, "--data", str(directory))
+    assert (ended.out, ended.err) == (b"", "")
+
+
+def test_a_server_that_does_not_answer_is_named_before_the_command_gives_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        status, written = on_a_terminal("receive", "orders", "--url", url)
+        assert status == Exit.UNREACHABLE
+        assert f"penstock: waiting for an answer from {url}" in written
+
+
+def test_an_import_shows_that_it_checks_first(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "--data", str(directory), stdin=b"tea\n" * 60_000)
+    run("export", str(directory), "-o", str(tmp_path / "file"))
+    status, written = on_a_terminal("import", str(tmp_path / "new"), str(tmp_path / "file"))
+    assert status == 0 and f"checking {tmp_path / 'file'}" in written
+
+
+def test_a_queue_whose_messages_are_leased_is_not_just_empty(directory: Path) -> None:
+    run("send", "orders", "tea", "--data", str(directory))
+    run("receive", "orders", "--no-ack", "--data", str(directory))
+    status, written = on_a_terminal("receive", "orders", "--data", str(directory))
+    assert status == Exit.NOTHING and "Received from orders: nothing (1 leased)" in written
+
+
+def test_an_export_asks_before_it_replaces_a_file(directory: Path, tmp_path: Path) -> None:
+    run("send", "orders", "tea", "--data", str(directory))
+    file = tmp_path / "file"
+    file.write_text("mine")
+    terminal = Terminal("export", str(directory), "-o", str(file))
+    terminal.until("exists. Replace it? [y/N]")
+    terminal.type("n\n")
+    assert terminal.ended() == Exit.FAILED and file.read_text() == "mine"
+    assert run("export", str(directory), "-o", str(file)).status == 0 and file.read_text() != "mine"

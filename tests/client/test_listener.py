@@ -510,6 +510,16 @@ def test_a_handler_that_raises_is_a_warning_of_one_line_that_says_when_the_messa
     assert not any(record.exc_info for record in caplog.records), "the traceback is for whoever looks closer"
 
 
+def test_a_queue_that_a_listener_creates_is_told(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ps.queue("orders").send(b"tea")
+    with caplog.at_level(logging.WARNING, "penstock.listener"):
+        ps.listen("orders", lambda message: None, name="work").stop()
+        assert not caplog.records
+        ps.listen("odrers", lambda message: None, name="work").stop()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["listener 'work': there was no queue 'odrers', so it was created"]
+
+
 def test_policy_and_backoff_are_set_on_the_queue_and_it_says_so(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
     ps.create_queue("in", lease=77)
     backoff = penstock.Backoff("fixed", base_ms=5)

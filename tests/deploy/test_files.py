@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,22 @@ def test_the_server_beside_spark_has_what_spark_reads(tmp_path: Path) -> None:
     assert "[${EXTRAS}]" in DOCKERFILE.read_text()
     (build, _), _ = stages(DOCKERFILE, tmp_path)
     assert build.environment["EXTRAS"] == "kafka"
+
+
+def test_a_compiled_build_needs_a_compiler_before_it_downloads_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = types.SimpleNamespace(BuildHookInterface=object)
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hook = module.CompileHook()
+    monkeypatch.delenv("PENSTOCK_COMPILE", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert hook.dependencies() == []
+    monkeypatch.setenv("PENSTOCK_COMPILE", "1")
+    with pytest.raises(SystemExit, match="needs a C compiler"):
+        hook.dependencies()
 
 
 def test_an_instruction_that_the_build_without_an_engine_does_not_know_is_an_error(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 
 import penstock
 from penstock.cli import main
 from penstock.outbox import Outbox
+from tests.outbox.postgres import PostgresServer
 from tests.outbox.test_relay import send, status, until
 
 PENSTOCK = [sys.executable, "-m", "penstock", "outbox"]
@@ -105,3 +107,15 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert ended.returncode == status
     assert reason in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_database_in_sql_ascii_works(postgres: PostgresServer, outbox_command: Callable[..., Ended]) -> None:
+    options = "ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
+    url = postgres.create_database(f"ascii_{uuid.uuid4().hex}", options)
+    assert outbox_command("schema", "--database", url).returncode == 0
+    engine = create_engine(url, connect_args={"client_encoding": "utf8"})
+    Outbox().metadata.create_all(engine)
+    send(engine, Outbox(), "orders", b"tea")
+    engine.dispose()
+    ended = outbox_command("status", "--database", url, "--json")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["pending"] == 1, ended

@@ -76,7 +76,7 @@ def test_a_bad_variable_is_refused_by_its_name(variable: str, text: str, words: 
     ("text", "variables", "flags", "words"),
     [
         ("", {"PENSTOCK_SQS_ACCOUNT": "12"}, (), "PENSTOCK_SQS_ACCOUNT is '12': an account has 12 digits"),
-        ("[sqs]\naccount = '12'", {}, (), "[sqs] account is '12': an account has 12 digits"),
+        ("[sqs]\naccount = '12'", {}, (), "penstock.toml: [sqs] account is '12': an account has 12 digits"),
         ("", {"PENSTOCK_NSQ_LOOKUP": "a"}, ("--lookup", "b"), "--lookup is 'b': give HOST:PORT"),
         ("", {}, ("--host", "a..b"), "--host is 'a..b', which is not an address of this machine"),
         ("[server]\nsqs_port = 'many'", {}, ("--sqs-port", "0"), "penstock.toml: [server] sqs_port is 'many': it must"),
@@ -91,7 +91,7 @@ def test_a_bad_variable_is_refused_by_its_name(variable: str, text: str, words: 
             "[server]\ntls_certificate = 'no.pem'\ntls_key = 'no.key'",
             {"PENSTOCK_TLS_CERTIFICATE": __file__},
             ("--sqs-port", "0", "--http-port", "0", "--nsq-tcp-port", "0", "--nsq-http-port", "0"),
-            "[server] tls_key: no.key cannot be read: No such file or directory",
+            "penstock.toml: [server] tls_key: no.key cannot be read: No such file or directory",
         ),
     ],
 )

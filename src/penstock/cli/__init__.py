@@ -60,7 +60,8 @@ _YOUNG_MAX = 20_000
 
 def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked:
-        print(f"penstock {__version__} ({_build()})")
+        hint = "" if _build() == "compiled" else ": `make compile` in a clone makes the faster, compiled build"
+        print(f"penstock {__version__} ({_build()}{hint})")
         context.exit()
 
 

@@ -28,6 +28,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _CALLED_HERE = {"--kind": "--fifo", "--visibility-timeout": "--lease", "--limit": "--max", "--count": "--max"}
+_COMMANDS_CALLED_HERE = {
+    "consume": "receive",
+    "help": "--help",
+    "info": "queue describe",
+    "list": "queue list",
+    "ls": "queue list",
+    "publish": "send",
+    "server": "serve",
+    "start": "serve",
+    "subscribe": "receive",
+    "version": "--version",
+}
+"""What other tools call these, and what they are here, after `penstock`."""
 _EXAMPLE = re.compile(r"(^|\| )penstock [a-z-]")
 """A paragraph of a docstring that is an example: a command line, perhaps behind a pipe."""
 
@@ -75,7 +88,9 @@ class _Given(click.Parameter):
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """The value as the command gets it."""
         if value == "" or (isinstance(value, list | tuple) and "" in value):
-            raise click.BadParameter("it is empty. Is a variable unset?", ctx, self)
+            raise click.BadParameter(
+                "it is empty: give a name ('.' is the current directory). Is a variable unset?", ctx, self
+            )
         return super().process_value(ctx, value)
 
 
@@ -117,6 +132,10 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name, meant = error.option_name, _CALLED_HERE.get(error.option_name)
+            if name == "--workers" and self.name == "serve":
+                from penstock.server.settings import GONE
+
+                raise click.UsageError(f"{name} is gone: {GONE['workers']}", ctx) from None
             if meant is not None and any(meant in each.opts for each in self.params):
                 raise click.UsageError(f"No such option {name!r}. Did you mean {meant!r}?", ctx) from None
             from penstock.core.queues.config import SETTINGS
@@ -204,26 +223,13 @@ def _kind(hint: Any, declared: Option | Argument) -> Any:
     if get_origin(hint) is Literal:
         return click.Choice(get_args(hint))
     if hint is Path:
-        return GivenPath()
+        return click.Path(path_type=Path, readable=False)  # whoever opens it says whose it is
     if hint is datetime:
         return click.DateTime()
     if declared.min is not None or declared.max is not None:
         kind: Any = click.FloatRange if hint is float else click.IntRange
         return kind(declared.min, declared.max)
     return hint
-
-
-class GivenPath(click.Path):
-    """A path that is not empty. Whether it can be read is for who opens it: the store says whose a directory is."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path, readable=False)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As any path; but an empty one, such as of a variable that is not set, is not the current directory."""
-        if value == "":
-            self.fail("it is empty: give a path ('.' is the current directory)", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 class Place(NamedTuple):
@@ -283,7 +289,8 @@ class Group(click.Group):
         if self.get_command(ctx, name) is None:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, self.list_commands(ctx), 1)
+            called = _COMMANDS_CALLED_HERE.get(name) if ctx.parent is None else None
+            close = [called] if called else get_close_matches(name, self.list_commands(ctx), 1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"No such command {name!r}.{meant}")
         return super().resolve_command(ctx, args)
@@ -293,6 +300,10 @@ class Group(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if error.option_name in ("-V", "-v") and ctx.parent is None:
+                raise click.UsageError(
+                    f"No such option {error.option_name!r}. Did you mean '--version'?", ctx
+                ) from None
             where = f"goes after the command, as in `{ctx.command_path} COMMAND {error.option_name}`"
             raise click.UsageError(f"{error.option_name} {where}", ctx) from None
 

@@ -13,13 +13,14 @@ import array
 import fcntl
 import io
 import os
+import re
 import select
 import stat
 import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -28,9 +29,19 @@ import click
 
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit, ReaderGone, drop_output, open_given
-from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.output import (
+    AsJson,
+    counted,
+    described,
+    for_people,
+    print_done,
+    print_json,
+    print_rows,
+    progress,
+    told_if_slow,
+)
 from penstock.cli.store import on_store
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.tables import table
 
 if TYPE_CHECKING:
@@ -309,9 +320,13 @@ def _send_files(
         more = f", and perhaps {under_way:,} more" if under_way else ""
         print(f"penstock: interrupted. Sent to {queue}: {counted(count, 'message')}{more}.", file=sys.stderr)
         raise
-    except BaseException:
+    except BaseException as error:
         if count:
             print(f"penstock: sent to {queue} before this: {counted(count, 'message')}.", file=sys.stderr)
+        number = re.match(r"message (\d+) has ", str(error))
+        if number and isinstance(error, PenstockError):  # it counts from 0 in each batch
+            text = str(error).removeprefix(number[0])
+            raise type(error)(f"message {count + int(number[1]) + 1:,} of the input has {text}") from None
         raise
     if not as_json and not quiet:
         print(f"{counted(count, 'message')} sent to {queue}")
@@ -335,7 +350,7 @@ def _attributes(given: Iterable[str]) -> dict[str, str]:
     attributes = {}
     for each in given:
         name, equals, value = each.partition("=")
-        if not equals:
+        if not equals or not name:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--attribute")
         attributes[name] = value
     return attributes
@@ -392,15 +407,23 @@ def receive(
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
-    with writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
+    title = f"Received from {queue}"
+    with (
+        progress(title, typed=output is None) as told,
+        writer(output, as_json=as_json, raw=raw or null, end=end, title=title) as write,
+    ):
         for batch in _batches(source, limit, wait, lease, follow):
             count += len(batch)
             with Held(batch, ack=ack, lease=lambda: _lease_seconds(ps, queue, lease)) as held:
                 for out in write([_received(message, ack) for message in batch], batch.bodies):
                     held.are_out(out)
+            told(count, limit)
+    if count and output is not None and sys.stderr.isatty():
+        print(f"{counted(count, 'message')} of {queue} appended to {output}", file=sys.stderr)
     if not count:
         if sys.stdout.isatty():
-            print(f"Received from {queue}: nothing", file=sys.stderr)
+            leased = ps.queue(queue).stats().channels[channel].leased
+            print(f"Received from {queue}: nothing{f' ({leased:,} leased)' if leased else ''}", file=sys.stderr)
         raise click.exceptions.Exit(Exit.NOTHING)
 
 
@@ -428,10 +451,12 @@ def _batches(
     source: Queue | Channel, limit: int | None, wait: float, lease: float | None, follow: bool
 ) -> Iterator[Batch]:
     """Messages as they come, until there are so many, or, unless we follow, no more."""
-    left = limit
+    left, is_first = limit, True
     while left is None or left > 0:
         size = min(left or TAKE_MAX, FOLLOW_RUN if follow else TAKE_MAX)
-        batch = source.receive_batch(size, wait=FOLLOW_SECONDS if follow else wait, lease=lease)
+        with told_if_slow(f"waiting for messages in {source.name}. Ctrl-C ends it") if is_first else nullcontext():
+            batch = source.receive_batch(size, wait=FOLLOW_SECONDS if follow else wait, lease=lease)
+        is_first = False
         if len(batch):
             yield batch
             left = None if left is None else left - len(batch)

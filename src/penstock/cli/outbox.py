@@ -157,6 +157,8 @@ def _engine(named: str, must_exist: bool) -> Engine:
             file = Path(url.database)  # SQLite would make an empty database of a mistyped name
             if not file.exists():
                 raise click.BadParameter(f"there is no file {file}", param_hint="--database")
-        return create_engine(url)
+        # Of a database in SQL_ASCII, the driver would return bytes.
+        is_postgresql = url.get_backend_name() == "postgresql" and "psycopg" in url.drivername
+        return create_engine(url, connect_args={"client_encoding": "utf8"} if is_postgresql else {})
     except ModuleNotFoundError as error:
         raise PenstockError(f"{error}: install the driver of this database") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,7 @@ def plain_value(value: str | bytes | int | float) -> Any:
 Told = Callable[[float, float | None], None]
 """Told how much is done, of how much if that is known."""
 
+SLOW_SECONDS = 1.5
 SHOWN_AFTER_SECONDS, DRAWN_EVERY_SECONDS, BAR_COLUMNS = 0.2, 0.1, 30
 
 
@@ -115,6 +117,21 @@ def progress(what: str, unit: str = "messages", *, typed: bool = False) -> Itera
     finally:
         if is_drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Say on the error stream what the block waits for, if that is a terminal and it takes more than a moment."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(SLOW_SECONDS, print, (f"penstock: {text}",), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def counted(count: int, what: str) -> str:

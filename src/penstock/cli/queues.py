@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -407,11 +408,14 @@ def read(
 ) -> None:
     """Print the next messages for a consumer, and move its offset behind them. Exit status 3 if there are none."""
     handle = ps.queue(queue).consumer(consumer)
+    is_new = ack and consumer not in ps.queue(queue).stats().consumers
     records = handle.read(max, offset=offset)
     rows = [described(record) | {"offset": record.offset} for record in records]
     print_rows(rows if as_json else map(for_people, rows), as_json, f"{queue}, as {consumer} reads it")
     if ack and rows:
         handle.ack(records.next_offset, allow_rewind=offset is not None)
+        if is_new:
+            print(f"penstock: there was no consumer {consumer} of {queue}, so it was created", file=sys.stderr)
     if not rows:
         raise click.exceptions.Exit(Exit.NOTHING)
 

@@ -16,7 +16,7 @@ import click
 
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress, told_if_slow
 from penstock.store.layout import CLUSTER_NAME, foreign_file, is_store
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ Token = Annotated[
 
 _VARIABLES = ("DATA", "URL", "TOKEN", "CONFIG", "DATABASE")
 """What commands read of the environment: PENSTOCK_DATA and so on."""
+_HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
 _ARGUMENTS = ("queue", "queues", "channel", "consumer", "session", "bodies", "receipts", "offset")
 """Of these, some are given without a flag."""
 _SAID_HERE = {
@@ -66,6 +67,7 @@ _SAID_HERE = {
     "a dedup id (unless": "a dedup id (--dedup-id, unless",
     "Change the settings of the queue instead of creating it": "`penstock queue configure` changes them",
     "With a target,": "With --to QUEUE,",
+    ": open another one": ". `penstock session list` lists the sessions",
     "To create the queue, send a message to it": "`penstock queue list` lists the queues",
 }
 """What errors advise, as the command line says it."""
@@ -88,7 +90,7 @@ def on_store(
         def command(*arguments: Any, data: Data = None, url: Url = None, token: Token = None, **options: Any) -> R:
             silent = bool(options.get("quiet"))
             place = opened(data, url, token, read_only=read_only, creates=creates, timeout=timeout, silent=silent)
-            with _speaking_of(options), place as ps:
+            with speaking_of(options), place as ps:
                 return function(ps, *arguments, **options)
 
         _describe(command, function)
@@ -98,7 +100,7 @@ def on_store(
 
 
 @contextmanager
-def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
+def speaking_of(options: dict[str, Any]) -> Iterator[None]:
     """What is wrong is named as it was given: `--max-receives`, and not `max_receives`. So is what to do."""
     try:
         yield
@@ -184,8 +186,41 @@ def chosen(data: Path | None, url: str | None) -> Path | str:
     return in_url or Path(in_data or DEFAULT_DIRECTORY)
 
 
+def place_of(text: str) -> Path | str:
+    """A directory, or the address of a server. `host:9325` is a server, unless there is a directory of that name.
+
+    >>> place_of("penstock://host"), place_of("host:9325"), place_of("data")
+    ('penstock://host', 'host:9325', PosixPath('data'))
+    """
+    is_server = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
+    return text if is_server else Path(text)
+
+
+def place_given(place: str | None, data: Path | None, url: str | None, said: str) -> Path | str:
+    """A directory or a server that is given as an argument, or as any command has it: with a flag, or a variable."""
+    if place is None:
+        return chosen(data, url)
+    if data is not None or url is not None:
+        raise click.BadParameter(f"give {said} or {'--data' if data is not None else '--url'}, not both")
+    return place_of(place)
+
+
+def place_or_shift(
+    place: str | None, file: Path | None, data: Path | None, url: str | None
+) -> tuple[str | None, Path | None]:
+    """Both arguments of a command: if a flag names the place, an only one is the other."""
+    if file is None and place is not None and (data is not None or url is not None):
+        return None, Path(place)
+    return place, file
+
+
 def warn_of_misspelled_variables() -> None:
     """Tell of a variable such as PENSTOCK_URI, which nobody reads: the command would go on with another place."""
+    context = click.get_current_context(silent=True)
+    told = context.meta if context else {}
+    if told.get("penstock.variables"):
+        return
+    told["penstock.variables"] = True
     for name in sorted(os.environ):
         prefix, _, rest = name.partition("_")
         if prefix != "PENSTOCK" or rest in _VARIABLES:
@@ -235,20 +270,41 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
 
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
+        with told_if_slow(f"waiting for an answer from {url}"):
+            return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
     except penstock.InvalidRequest as error:
         raise click.BadParameter(str(error), param_hint="--url") from None
 
 
 # -- penstock store ----------------------------------------------------------------------------------------------------
 
+
+def _directory_given(source: str | None, data: Path | None) -> Path:
+    place = place_given(source, data, None, "SOURCE")
+    if not isinstance(place, Path):
+        raise click.BadParameter(
+            f"{place} is a server, and this works on a directory: give --data. `penstock export` works on both"
+        )
+    return place
+
+
+def _both_directories(source: str | None, target: Path | None, data: Path | None) -> tuple[Path, Path]:
+    source, target = place_or_shift(source, target, data, None)
+    if target is None:
+        raise click.MissingParameter(param_hint="'TARGET'", param_type="argument")
+    return _directory_given(source, data), target
+
+
 stores = Group(help="Back up a data directory; check it for damage; salvage what is readable.")
 
 
 @stores.command()
 def backup(
-    source: Annotated[Path, Argument(help="The data directory. A server may have it open.")],
-    target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
+    source: Annotated[
+        str | None, Argument(help="The data directory. A server may have it open.", may_be_empty=False)
+    ] = None,
+    target: Annotated[Path | None, Argument(help="A directory that is new, or empty.")] = None,
+    data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a data directory while a server serves from it, and check the copy.
@@ -259,16 +315,17 @@ def backup(
 
     from penstock.backup import back_up
 
+    directory, target = _both_directories(source, target, data)
     try:
-        with progress(f"backing up {source}", unit="bytes") as show:
-            done = back_up(source, target, show)
+        with progress(f"backing up {directory}", unit="bytes") as show:
+            done = back_up(directory, target, show)
     except KeyboardInterrupt:
         print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     rows = msgspec.to_builtins(done.findings)
     if rows and not as_json:
         print_rows(rows, as_json, f"Damage in {target}")
-    state = f"damaged as {source} is" if rows else "checked and whole"
+    state = f"damaged as {directory} is" if rows else "checked and whole"
     text = f"{target}: {counted(done.stores, 'store')}, {done.bytes:,} bytes in {done.seconds:.1f} s; {state}"
     print_done(text, msgspec.to_builtins(done), as_json)
     if rows:
@@ -276,7 +333,11 @@ def backup(
 
 
 @stores.command()
-def check(data: Data = None, as_json: AsJson = False) -> None:
+def check(
+    source: Annotated[str | None, Argument(help="The data directory.", may_be_empty=False)] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
     """Read everything in a directory, and list what is damaged. Exit status 0: no damage; 1: damage.
 
     Nothing is changed, and a server may have the directory open.
@@ -285,9 +346,7 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
 
     from penstock import salvage as care
 
-    directory = chosen(data, None)
-    if not isinstance(directory, Path):
-        raise click.BadParameter("this works on a directory: give --data")
+    directory = _directory_given(source, data)
     if not directory.is_dir() or care.stores_in(directory) == [directory]:
         require_store(directory)
     findings = [
@@ -309,8 +368,11 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
 
 @stores.command()
 def salvage(
-    source: Annotated[Path, Argument(help="The damaged directory. No server may have it open.")],
-    target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
+    source: Annotated[
+        str | None, Argument(help="The damaged directory. No server may have it open.", may_be_empty=False)
+    ] = None,
+    target: Annotated[Path | None, Argument(help="A directory that is new, or empty.")] = None,
+    data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy everything that is readable to a new directory, and list what is not."""
@@ -318,9 +380,10 @@ def salvage(
 
     from penstock import salvage as care
 
+    directory, target = _both_directories(source, target, data)
     try:
-        with progress(f"salvaging {source}", unit="chunks") as show:
-            done = care.salvage(source, target, show)
+        with progress(f"salvaging {directory}", unit="chunks") as show:
+            done = care.salvage(directory, target, show)
     except KeyboardInterrupt:
         print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import sys
@@ -12,15 +11,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TypeVar
 
 import click
 
 from penstock import __version__
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit, not_opened, open_given
-from penstock.cli.output import AsJson, counted, print_done, progress
-from penstock.cli.store import Token, opened
+from penstock.cli.exits import Exit, Yes, confirm, not_opened, open_given
+from penstock.cli.output import AsJson, Told, counted, print_done, progress
+from penstock.cli.store import Data, Token, Url, opened, place_given, place_or_shift, speaking_of
 from penstock.core.errors import NotFound, PenstockError
 from penstock.store.layout import FILE_MODE
 
@@ -30,34 +29,28 @@ if TYPE_CHECKING:
     from penstock.transfer.importing import Import, Place
 
 Format = Literal["jsonl", "arrow"]
+T = TypeVar("T")
+_SHOWN_EVERY = 1_000
 CONNECT_S = 3.0
 """How long the first of several servers may take, before the next one is asked."""
-_HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
-
-
-def place_of(text: str) -> Path | str:
-    """A directory, or the address of a server. `host:9325` is a server, unless there is a directory of that name.
-
-    >>> place_of("penstock://host"), place_of("host:9325"), place_of("data")
-    ('penstock://host', 'host:9325', PosixPath('data'))
-    """
-    if not text:
-        raise click.BadParameter("it is empty: name a directory ('.' is the current one), or a server")
-    is_server = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
-    return text if is_server else Path(text)
-
 
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
 def export_queues(
-    source: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    source: Annotated[
+        str | None,
+        Argument(help="A data directory, or the address of a server: http://host:9325.", may_be_empty=False),
+    ] = None,
     queue: Annotated[list[str] | None, Option("--queue", "-q", help="Only this queue. Can be repeated.")] = None,
     format: Annotated[Format, Option("--format", "-f", help="JSON lines, or an Arrow file.")] = "jsonl",
     output: Annotated[
         Path | None, Option("--output", "-o", help="The file to write. Without it: standard output.")
     ] = None,
+    data: Data = None,
+    url: Url = None,
     token: Token = None,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Write queues with their settings, channels and messages to a file. Nothing is received, and nothing changes.
@@ -70,17 +63,20 @@ def export_queues(
         raise click.BadParameter("an Arrow file is not for a terminal: name a file", param_hint="--output")
     from penstock.transfer.exporting import Source
 
-    place = place_of(source)
+    place = place_given(source, data, url, "SOURCE")
     data, url = (place, None) if isinstance(place, Path) else (None, place)
     if data is not None and not data.is_dir():
         what = "is a file" if data.exists() else "is not there"
         raise NotFound(f"{data} {what}: SOURCE is a data directory, or the address of a server")
+    if output is not None and output.is_file():
+        confirm(f"{output} exists. Replace it?", yes)
     messages = 0
     with opened(data, url, token, read_only=True) as ps, _written(output) as file:
         found = Source(ps._caller)
-        lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
+        with speaking_of({}):
+            lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
         writer = _writer(format, file, found.head(f"penstock {__version__}"), lines)
-        with progress(f"exporting {source}") as show:
+        with progress(f"exporting {place}") as show:
             for line in lines:
                 writer.write(line)
                 for message in found.messages(line):
@@ -90,7 +86,7 @@ def export_queues(
         writer.close()
     if not lines:
         why = "there is none" if data is not None else "there is none that this token may read"
-        print(f"penstock: no queue was exported from {source}: {why}", file=sys.stderr)
+        print(f"penstock: no queue was exported from {place}: {why}", file=sys.stderr)
     for name, count in found.received.items():
         text = (
             f"{counted(count, 'message')} of {name} were not exported: they were received, and are delivered only once"
@@ -128,6 +124,8 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if output.is_dir():
+        raise click.BadParameter(f"{output}: Is a directory", param_hint="--output")
     if output.exists() and not output.is_file():
         with open_given(output, "wb", "--output") as file:
             yield file
@@ -154,11 +152,16 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
 
 
 def import_queues(
-    target: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    target: Annotated[
+        str | None,
+        Argument(help="A data directory, or the address of a server: http://host:9325.", may_be_empty=False),
+    ] = None,
     file: Annotated[Path | None, Argument(help="The export to read. Without it, or with `-`: standard input.")] = None,
     into_existing: Annotated[
         bool, Option("--into-existing", help="Add messages to queues that exist already.")
     ] = False,
+    data: Data = None,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
@@ -170,12 +173,16 @@ def import_queues(
     """
     from penstock.transfer.importing import Import, check_export, read_export
 
-    place = place_of(target)
+    target, file = place_or_shift(target, file, data, url)
+    if target is None and data is None and url is None:
+        raise click.MissingParameter(param_hint="'TARGET'", param_type="argument")
+    place = place_given(target, data, url, "TARGET")
     data, url = (place, None) if isinstance(place, Path) else (None, place)
     if data is not None and data.is_file():
         raise click.BadParameter(f"{data} is a file: name a data directory or a server first", param_hint="TARGET")
     with _input(file) as (path, name), open_given(path, "rb", "FILE") as stream:
-        checked = check_export(read_export(stream, name, path))
+        with progress(f"checking {name}") as show:
+            checked = check_export(_shown(read_export(stream, name, path), show))
         with opened(data, url, token, creates=True) as ps, progress(f"importing {name}") as show:
             into = _into(place, ps._caller, token)
             started = Import(into, checked, into_existing=into_existing, progress=show)
@@ -192,9 +199,16 @@ def import_queues(
         text = f"{channel} gets {counted(count, 'message')} again that it had acknowledged: see docs/backup.md"
         print(f"penstock: {text}", file=sys.stderr)
     known = f" ({counted(done.known, 'message')} had been imported before)" if done.known else ""
-    text = f"{target}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
+    text = f"{place}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
     row = {"queues": done.queues, "messages": done.messages, "known": done.known, "repeated": done.repeated}
     print_done(text, row, as_json)
+
+
+def _shown(items: Iterator[T], show: Told) -> Iterator[T]:
+    for count, item in enumerate(items):
+        if not count % _SHOWN_EVERY:
+            show(count, None)
+        yield item
 
 
 def _so_far(started: Import) -> str:

@@ -123,7 +123,11 @@ _PORTS = {"sqs": "--sqs-port", "http": "--http-port", "nsq": "--nsq-tcp-port", "
 
 def cannot_listen(name: str, host: str, port: int, error: OSError) -> InvalidSettings:
     """Why a front end has no port, and what to do about it."""
-    flag = _PORTS[name]
+    return listening_failed(name, _PORTS[name], host, port, error)
+
+
+def listening_failed(name: str, flag: str, host: str, port: int, error: OSError) -> InvalidSettings:
+    """As `cannot_listen`, for any service: `flag` chooses the port."""
     if error.errno == errno.EADDRINUSE:
         reason = f"the port is taken. Choose another with {flag}; 0 picks one"
     elif error.errno == errno.EACCES:

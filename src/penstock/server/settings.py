@@ -31,7 +31,7 @@ from penstock.core.queues.config import (
     read_changes,
 )
 from penstock.core.settings import SECOND_MS, Declared, Setting, declared, with_settings
-from penstock.core.traits import Right
+from penstock.core.traits import RIGHTS, Right
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 from penstock.store.memory import MEMORY
@@ -966,7 +966,9 @@ class Settings(_Section, frozen=True):
         for name in SECTIONS:
             getattr(self, name).check_settings(f"[{name}]")
         if not self.server.data:
-            raise InvalidSettings("[server] data is empty: name a directory. Is a variable unset?")
+            raise InvalidSettings(
+                "[server] data is empty: name a directory ('.' is the current one). Is a variable unset?"
+            )
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
@@ -1219,7 +1221,7 @@ def parse(text: str, name: str = "penstock.toml") -> Settings:
     except RecursionError:
         raise InvalidSettings(f"{name} is not TOML: it is nested too deeply") from None
     except ValueError as error:  # also of numbers with thousands of digits
-        raise InvalidSettings(f"{name} is not TOML: {error}") from None
+        raise InvalidSettings(f"{name} is not TOML: {error}{_quotes_missing(text, str(error))}") from None
     _check_keys(raw, Settings, name, "the file")
     for title, table in raw.items():
         if title in SECTIONS and isinstance(table, dict):
@@ -1229,7 +1231,21 @@ def parse(text: str, name: str = "penstock.toml") -> Settings:
     try:
         return msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{name}: {str(error).replace('`$.', '`')}") from None
+        known = f". Its values are {', '.join(RIGHTS)}" if ".rights[" in str(error) else ""
+        raise InvalidSettings(f"{name}: {str(error).replace('`$.', '`')}{known}") from None
+
+
+def _quotes_missing(text: str, error: str) -> str:
+    """What to write, if the line that is no TOML has a text without quotes.
+
+    >>> _quotes_missing("host = 0.0.0.0", "Expected newline (at line 1, column 11)")
+    '. A text needs quotes: host = "0.0.0.0"'
+    """
+    at = re.search(r"at line (\d+)", error)
+    lines = text.splitlines()
+    line = lines[int(at[1]) - 1] if at and int(at[1]) <= len(lines) else ""
+    bare = re.fullmatch(r"""\s*([\w-]+)\s*=\s*([^\s"'\[{#][^\s"'#]*)\s*(#.*)?""", line)
+    return f'. A text needs quotes: {bare[1]} = "{bare[2]}"' if bare else ""
 
 
 def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) -> None:
@@ -1243,11 +1259,17 @@ def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) ->
             near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
             guess = f" (did you mean {near[0]!r}?)" if near else ""
             if key in GONE:
-                raise InvalidSettings(f"{name}: {where} {key} is gone: {GONE[key]}")
+                gone = key if where == "the file" else f"{where} {key}"
+                raise InvalidSettings(f"{name}: {gone} is gone: {GONE[key]}")
             raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")
         inner = _struct_in(hints[key])
         if inner is not None:
             within = where.strip("[]") + "." if where.startswith("[") else ""
+            is_list = "list[" in str(hints[key])
+            if isinstance(value, list | dict) and is_list != isinstance(value, list):
+                wanted = f"[[{within}{key}]]" if is_list else f"[{within}{key}]"
+                given = f"[{within}{key}]" if is_list else f"[[{within}{key}]]"
+                raise InvalidSettings(f"{name}: {given} is wrong: write {wanted}")
             for number, each in enumerate(value if isinstance(value, list) else [value], 1):
                 title = f"[[{within}{key}]]" if isinstance(value, list) else f"[{within}{key}]"
                 _check_keys(each, inner, name, title)

@@ -273,6 +273,7 @@ class Listener:
     def _create(self) -> QueueInfo:
         try:
             self._caller.call(CreateQueue(name=self._queue, config=config_of(self._queue, self._settings)))
+            _LOG.warning("listener %r: there was no queue %r, so it was created", self.name, self._queue)
         except QueueExists:  # somebody was faster
             _LOG.debug("queue %r was created by another process in the meantime", self._queue)
         info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))

@@ -29,8 +29,8 @@ from penstock.protocols.nsq.http_api import (
 from penstock.protocols.nsq.wire import NSQ_VERSION
 from penstock.server.log import RequestLog
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, RequestMeter, render
-from penstock.server.node import Address
-from penstock.server.settings import InvalidSettings, Settings
+from penstock.server.node import Address, listening_failed
+from penstock.server.settings import Settings
 
 # What clients ask of a lookup service: nsqlookupd's HTTP API, in its 1.x format.
 #
@@ -197,12 +197,15 @@ class LookupService:
 
     async def __aenter__(self) -> LookupReady:
         host = self._settings.lookup.host
+        settings = self._settings.lookup
+        flag, port = "--tcp-port", settings.tcp_port
         try:
             tcp_port = await self._nodes.start()
-            http_port = await self._http.start(host, self._settings.lookup.http_port)
+            flag, port = "--http-port", settings.http_port
+            http_port = await self._http.start(host, port)
         except OSError as error:
             await self._stop()
-            raise InvalidSettings(f"lookup cannot listen: {error}") from error
+            raise listening_failed("lookup", flag, host, port, error) from error
         hostname = socket.gethostname()
         broadcast = self._settings.lookup.broadcast_address or reachable_host(host)
         self._nodes.introduce(LookupAnswer(tcp_port, http_port, NSQ_VERSION, broadcast, hostname))
