@@ -966,9 +966,7 @@ class Settings(_Section, frozen=True):
         for name in SECTIONS:
             getattr(self, name).check_settings(f"[{name}]")
         if not self.server.data:
-            raise InvalidSettings(
-                "[server] data is empty: name a directory ('.' is the current one). Is a variable unset?"
-            )
+            raise InvalidSettings("[server] data is empty: '.' is the current directory. Is a variable unset?")
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
