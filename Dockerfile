@@ -18,7 +18,7 @@ ARG EXTRAS=kafka
 RUN PENSTOCK_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /penstock \
     && python -m pip --python /penstock/bin/python install --no-cache-dir --constraint constraints.txt \
-        "$(ls /wheels/penstock-*.whl)[${EXTRAS}]" \
+        "$(ls /wheels/penstock_mq-*.whl)[${EXTRAS}]" \
     && find /penstock -type d '(' -name tests -o -name f2py -o -name schema_registry ')' -prune -exec rm -rf {} + \
     && find /penstock '(' -name '*.py[ix]' -o -name '*.pxd' -o -name '*.[ach]' ')' -delete \
     && find /penstock -name '*.so' -exec strip --strip-unneeded {} + \

@@ -84,7 +84,7 @@ wheel: $(INSTALLED) ## Build dist/: a source distribution, and a wheel with the 
 
 wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the package that people install
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
+	$(BIN)/python -m zipfile -e dist/penstock_mq-*.whl build/wheel
 	$(BIN)/python -m tools.test --package build/wheel
 
 new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH or of pyenv (options: NEW_USER="--python P --compiled")

@@ -1,6 +1,6 @@
 """Spark joins two queues into a third: each order with its payment, if that came within ten minutes.
 
-Needs penstock[spark], and Java. It starts a server of its own, as `penstock serve` does.
+Needs penstock-mq[spark], and Java. It starts a server of its own, as `penstock serve` does.
 """
 
 import contextlib

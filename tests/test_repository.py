@@ -127,6 +127,20 @@ def test_make_venv_installs_every_extra() -> None:
     assert set(extras[1].split(",")) == set(project()["optional-dependencies"])
 
 
+def test_no_page_or_error_names_the_package_of_somebody_else() -> None:
+    """`penstock` on PyPI is another project: ADR 32."""
+    name = re.compile(r"install ['\"]?penstock(?!-mq)|\bpenstock\[(?:[a-z]+|\{)")
+    written = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "Dockerfile", *ROOT.glob("docs/**/*.md")]
+    written += [*ROOT.glob("src/**/*.py"), *ROOT.glob("deploy/**/*.*"), *ROOT.glob("examples/**/*.py")]
+    found = {
+        str(path.relative_to(ROOT)): line
+        for path in written
+        for line in path.read_text().splitlines()
+        if name.search(line) and "0032" not in path.name
+    }
+    assert found == {}
+
+
 def test_the_changelog_starts_with_the_version_of_the_package() -> None:
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest

@@ -22,7 +22,7 @@ def resolved(extras: str) -> str:
     command = [sys.executable, "-m", "pip", "install", *options, "--editable", f"{ROOT}[{extras}]"]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     found = [each["metadata"] for each in report["install"]]
-    lines = (f"{each['name']}=={each['version']}\n" for each in found if each["name"] != "penstock")
+    lines = (f"{each['name']}=={each['version']}\n" for each in found if each["name"] != "penstock-mq")
     return HEAD + "".join(sorted(lines, key=str.lower))
 
 

@@ -182,7 +182,7 @@ def build_wheel(python: str, directory: Path, *, compiled: bool) -> Path:
     environment = {**ENVIRONMENT, "PENSTOCK_COMPILE": "1" if compiled else "0"}
     pip = [python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     run([*pip, "--wheel-dir", directory, str(ROOT)], directory, environment)
-    (wheel,) = directory.glob("penstock-*.whl")
+    (wheel,) = directory.glob("penstock_mq-*.whl")
     return wheel
 
 
@@ -195,7 +195,7 @@ def try_wheel(python: str, directory: Path, title: str, *, wheel: Path | None, c
             wheel = build_wheel(python, directory, compiled=compiled)
     watch.size(wheel.name, wheel)
     run([python, "-m", "venv", str(directory / ".venv")], directory)
-    with watch.step("pip install penstock"):
+    with watch.step("pip install penstock-mq"):
         install(directory, wheel)
     watch.size("the environment", directory / ".venv")
     print(f"{watch.title}: {run([directory / '.venv/bin/penstock', '--version'], directory).strip()}")

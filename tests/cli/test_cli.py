@@ -832,7 +832,7 @@ def test_what_is_not_installed_is_a_failure_and_no_wrong_usage(directory: Path, 
             text=True,
             check=False,
         )
-        assert (ended.returncode, "pip install 'penstock[" in ended.stderr) == (Exit.FAILED, True), ended.stderr
+        assert (ended.returncode, "pip install 'penstock-mq[" in ended.stderr) == (Exit.FAILED, True), ended.stderr
 
 
 def test_a_file_is_no_data_directory(tmp_path: Path) -> None:

@@ -328,10 +328,10 @@ def test_one_broker_is_enough_for_who_says_so() -> None:
 
 def test_without_kafkas_client_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(InvalidSettings, match=r"pip install 'penstock\[kafka\]'"):
+    with pytest.raises(InvalidSettings, match=r"pip install 'penstock-mq\[kafka\]'"):
         kafka_settings("")
     monkeypatch.setitem(sys.modules, "kazoo", None)
-    with pytest.raises(InvalidSettings, match=r"pip install 'penstock\[zookeeper\]'"):
+    with pytest.raises(InvalidSettings, match=r"pip install 'penstock-mq\[zookeeper\]'"):
         zookeeper_settings("")
 
 

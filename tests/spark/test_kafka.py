@@ -379,7 +379,7 @@ def test_an_executor_without_the_client_says_so_and_by_itself_reads_from_the_ser
     queues.create()
     queues.send(10)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(InvalidOption, match=r"has no confluent-kafka: install penstock\[kafka\] there"):
+    with pytest.raises(InvalidOption, match=r"has no confluent-kafka: install penstock-mq\[kafka\] there"):
         values(queues, place(queues))
     assert values(queues, place(queues, "auto")) == numbered(0, 10)
 

@@ -133,7 +133,7 @@ def _outbox(
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError:
-        raise PenstockError("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
+        raise PenstockError("the outbox needs SQLAlchemy: pip install 'penstock-mq[outbox]'") from None
     from penstock.outbox import Outbox
 
     try:

@@ -109,7 +109,7 @@ def _writer(format: Format, file: BinaryIO, head: Head, lines: list[QueueLine]) 
     try:
         from penstock.transfer.arrow_file import ArrowFile
     except ImportError:
-        raise PenstockError("--format arrow needs pyarrow: pip install 'penstock[arrow]'") from None
+        raise PenstockError("--format arrow needs pyarrow: pip install 'penstock-mq[arrow]'") from None
     return ArrowFile(file, head, lines)
 
 

@@ -1,6 +1,6 @@
 """Messages that belong to a database transaction: the outbox sends them when it commits, the inbox receives them once.
 
-`pip install penstock[outbox]`. The tables live in the user's own database, PostgreSQL or SQLite, and are reached
+`pip install penstock-mq[outbox]`. The tables live in the user's own database, PostgreSQL or SQLite, and are reached
 through SQLAlchemy Core, in the user's own transactions. See `docs/outbox.md`.
 """
 

@@ -117,7 +117,7 @@ def append_delta(
     try:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     except ModuleNotFoundError:
-        raise SparkMissing("a Delta table needs deltalake: pip install 'penstock[lakes]'") from None
+        raise SparkMissing("a Delta table needs deltalake: pip install 'penstock-mq[lakes]'") from None
     options = lake_options(conf or {}) if isinstance(path, RemotePath) else None
     if DeltaTable.is_deltatable(str(path), options):
         done = DeltaTable(str(path), storage_options=options).transaction_version(query_id)
@@ -145,7 +145,7 @@ def open_iceberg(
     try:
         from pyiceberg.catalog.sql import SqlCatalog
     except ModuleNotFoundError:
-        raise SparkMissing("an Iceberg table needs pyiceberg: pip install 'penstock[lakes]'") from None
+        raise SparkMissing("an Iceberg table needs pyiceberg: pip install 'penstock-mq[lakes]'") from None
     warehouse = warehouse.resolve()
     warehouse.mkdir(parents=True, exist_ok=True)
     place = str(warehouse) if isinstance(warehouse, RemotePath) else f"file://{warehouse}"

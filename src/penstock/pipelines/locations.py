@@ -123,7 +123,7 @@ def path_problem(path: str, *, without_spark: bool) -> str | None:
     if without_spark and scheme not in STORES:
         return f"Penstock itself cannot read and lock {scheme}:// paths: use s3a, gs, abfss or a directory"
     if without_spark and find_spec("obstore") is None:
-        return f"{scheme}:// needs obstore here: pip install 'penstock[lakes]'"
+        return f"{scheme}:// needs obstore here: pip install 'penstock-mq[lakes]'"
     return None
 
 
@@ -269,7 +269,7 @@ def _store(url: str, config: tuple[tuple[str, str], ...]) -> Any:
     try:
         from obstore.store import from_url
     except ModuleNotFoundError:
-        raise SparkMissing(f"{url} needs obstore: pip install 'penstock[lakes]'") from None
+        raise SparkMissing(f"{url} needs obstore: pip install 'penstock-mq[lakes]'") from None
     given: Any = dict(config)
     options: Any = {"allow_http": given.get("endpoint", "").startswith("http:")}
     return from_url(url, config=given, client_options=options)

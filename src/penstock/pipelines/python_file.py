@@ -124,7 +124,7 @@ def _pipeline(files: list[Path], name: str, file: Path, settings: Settings, para
     try:
         from pyspark.pipelines.graph_element_registry import graph_element_registration_context
     except ModuleNotFoundError:
-        raise SparkMissing("a pipeline in Python needs Spark: pip install 'penstock[spark]'") from None
+        raise SparkMissing("a pipeline in Python needs Spark: pip install 'penstock-mq[spark]'") from None
     registry = _registry()
     token = running.set(Running(name, parameters=parameters))
     try:

@@ -106,7 +106,7 @@ def start_session(
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:
-        raise SparkMissing("this needs Spark: pip install 'penstock[spark]'") from None
+        raise SparkMissing("this needs Spark: pip install 'penstock-mq[spark]'") from None
     directory.mkdir(parents=True, exist_ok=True)
     given = dict(conf or {})
     chosen = master or given.pop("spark.master", None) or _submitted_master() or "local[*]"

@@ -53,7 +53,7 @@ def load_yaml(file: Path) -> Located:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise SparkMissing("a pipeline in YAML needs PyYAML: pip install 'penstock[spark]'") from None
+        raise SparkMissing("a pipeline in YAML needs PyYAML: pip install 'penstock-mq[spark]'") from None
     data = file.read_bytes()
     if len(data) > FILE_BYTES_MAX:
         raise InvalidDefinition([Problem(Place(str(file)), f"{len(data)} bytes: at most {FILE_BYTES_MAX} are read")])

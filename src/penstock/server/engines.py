@@ -51,7 +51,7 @@ class Engine(NamedTuple):
             if error.name != self.needs:
                 raise
             raise InvalidRequest(
-                f'the engine "{self.name}" needs another library: pip install "penstock[{self.name}]"'
+                f'the engine "{self.name}" needs another library: pip install "penstock-mq[{self.name}]"'
             ) from None
 
 

@@ -225,7 +225,7 @@ class SnsSettings(_Section, frozen=True):
         Literal["all", "http"],
         Setting(
             "Which envelopes are signed: all, as on AWS, or those to HTTP(S) endpoints. A signature takes half a "
-            "millisecond for each message, however many are subscribed. It needs `pip install penstock[sns]`."
+            "millisecond for each message, however many are subscribed. It needs `pip install penstock-mq[sns]`."
         ),
     ] = "all"
 
@@ -318,7 +318,7 @@ class NsqSettings(_Section, frozen=True):
     deflate: Annotated[bool, Setting("Offer compression with deflate.")] = True
     deflate_level_max: Annotated[int, Setting("The highest level of compression that a client may ask for.", 1, 9)] = 6
     snappy: Annotated[
-        bool, Setting("Offer compression with snappy, if python-snappy is installed: `pip install penstock[nsq]`.")
+        bool, Setting("Offer compression with snappy, if python-snappy is installed: `pip install penstock-mq[nsq]`.")
     ] = True
     tls_required: Annotated[bool, Setting("Accept only IDENTIFY until a client has switched to TLS.")] = False
     handshake: list[HandshakeRule] = []
@@ -1083,7 +1083,7 @@ def _need_client(engine: str) -> None:
     name, library = CLUSTER_CLIENTS[engine]
     if importlib.util.find_spec(library) is None:
         raise InvalidSettings(
-            f"[server] engine is {engine!r}, which needs {name}'s client: pip install 'penstock[{engine}]'"
+            f"[server] engine is {engine!r}, which needs {name}'s client: pip install 'penstock-mq[{engine}]'"
         )
 
 

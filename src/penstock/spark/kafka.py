@@ -111,7 +111,7 @@ class KafkaPlace(ServerPlace):
             if is_asked_for:
                 raise InvalidOption(
                     f"readFrom is kafka, and the Python of this executor ({sys.executable}) has no confluent-kafka: "
-                    "install penstock[kafka] there, or set readFrom to server"
+                    "install penstock-mq[kafka] there, or set readFrom to server"
                 )
             return None
         if not wanted.has_kafka_log and not is_asked_for:

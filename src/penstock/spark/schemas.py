@@ -308,7 +308,7 @@ def _parsed_avro(text: str) -> tuple[Any, dict[str, Any]]:
     try:
         import fastavro
     except ImportError:
-        raise InvalidOption("Avro needs fastavro: install penstock[schemas], on the executors too") from None
+        raise InvalidOption("Avro needs fastavro: install penstock-mq[schemas], on the executors too") from None
     names: dict[str, Any] = {}
     try:
         return fastavro.parse_schema(json.loads(text), named_schemas=names), names
@@ -398,7 +398,7 @@ class Protobuf:
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ImportError:
-            raise InvalidOption("Protobuf needs protobuf: install penstock[schemas], on the executors too") from None
+            raise InvalidOption("Protobuf needs protobuf: install penstock-mq[schemas], on the executors too") from None
         pool = descriptor_pool.DescriptorPool()
         try:
             files = descriptor_pb2.FileDescriptorSet.FromString(self.descriptors)

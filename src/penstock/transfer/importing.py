@@ -129,7 +129,7 @@ def read_export(file: BinaryIO, name: str, path: Path) -> Iterator[tuple[str, He
     try:
         from penstock.transfer.arrow_file import read_arrow_file
     except ImportError:
-        raise InvalidExport(f"{name}: this is an Arrow file, which needs pyarrow: install penstock[arrow]") from None
+        raise InvalidExport(f"{name}: this is an Arrow file, which needs pyarrow: install penstock-mq[arrow]") from None
     return read_arrow_file(file, name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.protocols.nsq.compression import PORTION_BYTES, Codec, Corrupt, Deflate, Snappy, has_snappy
 
 if not has_snappy() and os.environ.get("CI") != "true":
-    pytest.skip("python-snappy is not installed: pip install penstock[nsq]", allow_module_level=True)
+    pytest.skip("python-snappy is not installed: pip install penstock-mq[nsq]", allow_module_level=True)
 
 
 def deflate() -> Codec:

@@ -99,7 +99,7 @@ def test_a_reader_that_does_not_read_holds_no_more_than_a_response(serve: Callab
 def test_without_pyarrow_the_server_says_so(http: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     send(http, name, "a")
     monkeypatch.setattr(records, "_HAS_ARROW", False)
-    assert "penstock[arrow]" in refused(http.get(f"/v1/queues/{name}/records", headers=ARROW), 406, "not_acceptable")
+    assert "penstock-mq[arrow]" in refused(http.get(f"/v1/queues/{name}/records", headers=ARROW), 406, "not_acceptable")
     assert http.get(f"/v1/queues/{name}/records").status_code == 200
 
 

@@ -626,7 +626,7 @@ def _need_arrow() -> None:
     try:
         import penstock.wire.arrow  # noqa: F401
     except ImportError:
-        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
+        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock-mq[arrow] there") from None
 
 
 def _columns(body: ReadRequest | TakeRequest) -> tuple[str, ...]:

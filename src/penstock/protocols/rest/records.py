@@ -68,7 +68,7 @@ class RecordReading(Resource):
             raise RestError(
                 406,
                 "not_acceptable",
-                "this server has no pyarrow, and cannot answer with Arrow: install penstock[arrow]",
+                "this server has no pyarrow, and cannot answer with Arrow: install penstock-mq[arrow]",
             )
         records = await self._read(
             caller, ReadRecords(queue=queue, offset=query.offset, limit=query.max, end=query.end), query.max_bytes

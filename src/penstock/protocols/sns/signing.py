@@ -4,7 +4,7 @@ The key is not stored. It is computed from the secret that all processes and nod
 with the same key, serve the same certificate, and a restored backup goes on with it. To compute it takes about a
 second: it is done in a thread, when the first message is to be signed.
 
-`cryptography` is needed for it (`pip install penstock[sns]`). Without it notifications carry no signature.
+`cryptography` is needed for it (`pip install penstock-mq[sns]`). Without it notifications carry no signature.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def make_signer(secret: bytes) -> Signer | None:
         from cryptography.hazmat.primitives.asymmetric import rsa
         from cryptography.x509.oid import NameOID
     except ImportError:
-        log.warning("SNS messages are not signed: `cryptography` is not installed (pip install penstock[sns])")
+        log.warning("SNS messages are not signed: `cryptography` is not installed (pip install penstock-mq[sns])")
         return None
     seed = hashlib.blake2b(secret, key=b"penstock sns signing key 1", digest_size=32).digest()
     p, q = sorted((_prime(seed, b"p"), _prime(seed, b"q")), reverse=True)
