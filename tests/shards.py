@@ -69,10 +69,20 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=60)
 
     def close(self) -> None:
+        """Cancel what still runs, as the end of a process does, and wait for it."""
         if self._is_own:
+            self.run(_cancel_others())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=10)
 
 
 def run_in_loop(coroutine: Coroutine[Any, Any, None]) -> None:
