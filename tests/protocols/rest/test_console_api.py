@@ -59,8 +59,9 @@ def test_a_user_logs_in_with_a_password_and_is_told_its_roles(serve: Callable[..
         me = done(ann.get("/v1/me"))
         assert (me["name"], me["needs_credentials"], me["read_only"]) == ("Ann", True, False)
         assert me["roles"] == [{"role": "reader", "queues": ["shop-*"]}, {"role": "admin", "queues": ["test-*"]}]
-        assert me["audit"] is False
+        assert me["audit"] is True, "of her own queues"
         refused(ann.get("/v1/audit"), 403, "access_denied")
+        done(ann.get("/v1/audit?queue=test-a"))
     with server.client(headers=_BOSS) as boss:
         assert done(boss.get("/v1/me"))["audit"] is True
         done(boss.get("/v1/audit"))

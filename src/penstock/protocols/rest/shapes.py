@@ -942,7 +942,7 @@ class Me(Result, omit_defaults=False):
     history: bool
     """This server keeps rates and depths over time."""
     audit: bool
-    """The caller may read the whole audit log, and there is one."""
+    """There is an audit log, and the caller may read it, or its lines about some queues."""
 
 
 class Role(Result, omit_defaults=False):
