@@ -197,7 +197,7 @@ def test_a_unit_that_gets_too_large_says_so_at_the_put_and_can_still_be_committe
     monkeypatch.setattr("penstock.client.puts.BATCH_BYTES_MAX", 10)
     work = ps.unit_of_work()
     work.put("out", b"12345")
-    with pytest.raises(penstock.BatchTooLarge, match="6 bytes more would make 11"):
+    with pytest.raises(penstock.BatchTooLarge, match="would have 11 bytes, and a commit carries at most 10"):
         work.put("out", b"123456")
     work.put("out", b"12345")
     assert len(work.commit()) == 2
