@@ -560,7 +560,7 @@ def test_interrupted_command_says_that_its_directory_is_incomplete(
 
     monkeypatch.setattr("penstock.salvage._Salvage.run", interrupt)
     with pytest.raises(click.exceptions.Exit) as ended:
-        store_commands.salvage(plain, tmp_path / "new")
+        store_commands.salvage(str(plain), tmp_path / "new")
     assert ended.value.exit_code == 130
     assert f"{tmp_path / 'new'} is incomplete. Delete it" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ def test_an_engine_whose_library_is_missing_says_what_to_install(
 ) -> None:
     (tmp_path / "needs_snow.py").write_text("import snow")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(InvalidRequest, match=r'pip install "penstock\[winter\]"'):
+    with pytest.raises(InvalidRequest, match=r'pip install "penstock-mq\[winter\]"'):
         Engine("winter", "needs_snow:Node", None, needs="snow").load_node()
 
 
