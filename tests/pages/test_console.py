@@ -1092,7 +1092,7 @@ def test_the_search_has_one_line_and_the_fields_of_a_redrive_another(browser: Br
         write(page, ".search", "tea")
         press(page, "Search")
         page.until(f"!!{element('Clear', '.filters')}")
-        assert page.value(tops.format("'.filters > input, .filters > button, .filters label input'")) == 1
+        assert page.value(tops.format("'.filters > input, .filters > button, .filters summary'")) == 1
     with browser.open(f"{server.url}/#/queues/mail/dead", width=360) as page:
         press(page, "Redrive all…")
         page.until("document.querySelectorAll('dialog .row input').length === 2")

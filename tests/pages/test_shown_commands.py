@@ -101,6 +101,10 @@ def test_commands_of_messages(browser: Browser, server: Server) -> None:
         press(page, "Search")
         shows(page, "No message in these states matches")
         peek = "document.querySelector('.split > div > .cli code').textContent"
+        assert json.loads(pasted(str(page.value(peek))))["messages"] == []
+        write(page, ".search", "-later")
+        press(page, "Search")
+        page.until(f"{peek}.includes('--contains=-later')")
         assert "nothing" in pasted(str(page.value(peek)), status=3)
         write(page, ".search", "later")
         press(page, "Search")
