@@ -126,6 +126,7 @@ def test_a_server_ends_with_its_terminal_unless_it_was_started_to_stay(tmp_path:
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by
+        os.chdir(tmp_path)  # nohup writes a file
         os.execvpe(command[0], command, os.environ | {"PYTHONPATH": str(PACKAGE)})
     try:
         until((tmp_path / "ready.json").exists)
