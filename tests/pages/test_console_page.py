@@ -376,7 +376,7 @@ def test_the_audit_log_is_offered_to_administrators_and_one_of_some_queues_gives
             page.until("document.activeElement.type === 'password'")
             write(page, "input[type=password]", who)
             press(page, "Sign in")
-            shows(page, "Since you opened the page. To see the history of the whole server")
+            shows(page, "Since you opened the page, and only of the queues that you may read.")
             assert page.value("location.hash") in ("", "#/")
             assert reads(page, ".trouble") == []
             assert offers(page, "Audit") == (who == "bob")
