@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -58,3 +60,11 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     if not str(broker.__file__).endswith(".py"):
         pytest.skip("the core is compiled: nothing can be put in the place of its methods")
     return monkeypatch
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that everybody gets to, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,14 +55,6 @@ def test_a_file_of_settings_may_not_name_an_empty_directory(tmp_path: Path) -> N
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: a.toml: [server] data is empty: ")
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A directory that everybody gets to, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

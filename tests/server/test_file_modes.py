@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,14 +78,6 @@ def test_who_lets_everybody_write_to_a_directory_is_warned(tmp_path: Path) -> No
     with served(tmp_path) as server:
         assert f"everybody can write to {server.data}" in server.log
         assert stat.S_IMODE(server.data.stat().st_mode) == 0o777
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A directory that everybody gets to, unlike those of pytest."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
